@@ -1,0 +1,3 @@
+//! Generates the gRPC code of the registry.
+
+fn main() {}

@@ -1,0 +1,240 @@
+//! What happened, as the cores say it. Metrics and logs are made from events, never inside logic.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::types::{EvictionRank, PolicyKind, RequesterIndex, ResidentCause, Scope};
+
+/// How a lease ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LeaseEnd {
+    /// The requester completed it.
+    Completed,
+    /// The requester gave it back unread.
+    Aborted,
+    /// Its deadline passed; the requester was cut off first.
+    Expired,
+    /// The requester's next start replaced it.
+    Superseded,
+}
+
+impl LeaseEnd {
+    /// All ends.
+    pub const ALL: [Self; 4] = [
+        Self::Completed,
+        Self::Aborted,
+        Self::Expired,
+        Self::Superseded,
+    ];
+
+    /// The name that metrics use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Aborted => "aborted",
+            Self::Expired => "expired",
+            Self::Superseded => "superseded",
+        }
+    }
+}
+
+/// Why a lend, or a part of one, was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LendRefusal {
+    /// The requester holds as many leases or bytes as its quota allows.
+    Quota,
+    /// The block's pin count is at its limit.
+    Pins,
+    /// The node is shutting down.
+    Draining,
+}
+
+impl LendRefusal {
+    /// All refusals.
+    pub const ALL: [Self; 3] = [Self::Quota, Self::Pins, Self::Draining];
+
+    /// The name that metrics use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Quota => "quota",
+            Self::Pins => "pins",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// A call to the owner registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RegistryCall {
+    /// Blocks that this node now holds.
+    Announce,
+    /// Blocks that it no longer holds.
+    Withdraw,
+    /// Who holds these blocks.
+    Plan,
+    /// Still here.
+    Heartbeat,
+}
+
+impl RegistryCall {
+    /// All calls.
+    pub const ALL: [Self; 4] = [Self::Announce, Self::Withdraw, Self::Plan, Self::Heartbeat];
+
+    /// The name that metrics use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Announce => "announce",
+            Self::Withdraw => "withdraw",
+            Self::Plan => "plan",
+            Self::Heartbeat => "heartbeat",
+        }
+    }
+}
+
+/// One thing that happened. Counts are of blocks unless a field says bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A resident was inserted with this rank.
+    Inserted {
+        /// Its first rank.
+        rank: EvictionRank,
+        /// Its payload.
+        bytes: u64,
+        /// Whether a peer sent it (else a local engine saved it).
+        fetched: bool,
+    },
+    /// A resident was evicted from this rank.
+    Evicted {
+        /// The rank it had.
+        rank: EvictionRank,
+        /// Its payload.
+        bytes: u64,
+    },
+    /// A resident's rank changed.
+    RankMoved {
+        /// The rank before.
+        from: EvictionRank,
+        /// The rank now.
+        to: EvictionRank,
+    },
+    /// A block that was about to be stored was here already.
+    AlreadyResident {
+        /// Why.
+        cause: ResidentCause,
+    },
+    /// Blocks that a local reader asked for and this node held.
+    LocalHits {
+        /// How many.
+        blocks: u64,
+    },
+    /// Blocks that a local reader asked for and this node did not hold.
+    LocalMisses {
+        /// How many.
+        blocks: u64,
+    },
+    /// A block was fetched again soon after its eviction.
+    RefetchedAfterEviction,
+    /// A reservation found no memory and was answered `Busy`.
+    PoolBusy {
+        /// The bytes asked for.
+        bytes: u64,
+    },
+    /// A lease was granted.
+    LeaseGranted {
+        /// To whom.
+        requester: RequesterIndex,
+        /// Blocks lent.
+        blocks: u64,
+        /// Their payload.
+        bytes: u64,
+    },
+    /// A lease ended.
+    LeaseEnded {
+        /// Whose it was.
+        requester: RequesterIndex,
+        /// How.
+        end: LeaseEnd,
+        /// Blocks it had lent.
+        blocks: u64,
+        /// Their payload.
+        bytes: u64,
+    },
+    /// Blocks were not lent although they are resident.
+    LendRefused {
+        /// Why.
+        reason: LendRefusal,
+        /// How many.
+        blocks: u64,
+    },
+    /// A completion arrived again and was answered from memory.
+    CompletionReplayed,
+    /// A completion named a lease that this holder does not know, or another requester's.
+    CompletionRefused,
+    /// Blocks arrived from a peer, whole and verified.
+    TransferSucceeded {
+        /// How many.
+        blocks: u64,
+        /// Their payload.
+        bytes: u64,
+        /// From the lend request to the last byte.
+        took: Duration,
+    },
+    /// Blocks did not arrive.
+    TransferFailed {
+        /// How many.
+        blocks: u64,
+        /// Whose fault.
+        scope: Scope,
+    },
+    /// A block's bytes did not have the checksum that its holder gave.
+    ChecksumMismatch,
+    /// A completion of a work request that the in-flight table no longer knows was dropped.
+    StaleCompletion,
+    /// A connection to a peer is up and authenticated.
+    PeerConnected,
+    /// A connection to a peer ended.
+    PeerDisconnected {
+        /// Whose fault.
+        scope: Scope,
+    },
+    /// A peer sent what the protocol does not allow; its connection was closed.
+    ProtocolViolation,
+    /// A registry call was answered.
+    RegistryAnswered {
+        /// Which.
+        call: RegistryCall,
+    },
+    /// A registry call failed or took too long.
+    RegistryFailed {
+        /// Which.
+        call: RegistryCall,
+    },
+    /// The registry said how many nodes hold a block that this node announced.
+    OwnersSeen {
+        /// Live owners, this node among them.
+        owners: u32,
+    },
+    /// The store started.
+    StoreStarted {
+        /// The policy that it runs.
+        policy: PolicyKind,
+    },
+}
+
+/// Where events go. Called on the data path: an implementation neither blocks nor allocates.
+pub trait EventSink: Send + Sync + Debug {
+    /// Takes note of `event`.
+    fn emit(&self, event: Event);
+}
+
+/// A sink that drops everything, for tools and tests that ask for no metrics.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Discard;
+
+impl EventSink for Discard {
+    fn emit(&self, _event: Event) {}
+}

@@ -1,0 +1,382 @@
+//! The port to a fabric: register memory, connect, post a batch of READs, poll a batch of events.
+//!
+//! One trait, four implementations in time (`tcp`, `verbs`, `shm`, `sim`), one conformance suite.
+//! The semantics are those of an RDMA reliable connection:
+//!
+//! - A READ is one-sided: the other end's fabric serves it, its program sees nothing.
+//! - Each posted READ yields exactly one [`Completion`], matched by its [`WrId`] alone. Until that
+//!   completion has been polled, the fabric may write to the READ's local spans: the caller keeps
+//!   that memory.
+//! - The first failing READ breaks its connection: everything else outstanding on it completes with
+//!   [`CompletionStatus::Flushed`], and [`FabricEvent::Closed`] comes after the last completion.
+//! - [`Fabric::close`] is what setting a queue pair to the error state is: once it returns, the other
+//!   end can read nothing more through this connection; what we had outstanding is flushed by polls.
+//! - A new connection carries messages but serves no READ until [`Fabric::admit`]: access is given
+//!   to a peer that has proved who it is, not to a socket.
+//! - Messages of one connection arrive whole and in order; READs are not ordered with them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::types::Scope;
+
+/// A registered region, numbered by the fabric that registered it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegionId(pub u16);
+
+/// A registered region as its owner sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// Its number here.
+    pub id: RegionId,
+    /// The key that a peer must present to read it.
+    pub rkey: u32,
+    /// The remote address of its first byte.
+    pub address: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+impl Region {
+    /// The part of this region that a peer is told to read. `None` where it leaves the region.
+    #[must_use]
+    pub fn remote(&self, offset: u64, len: u32) -> Option<RemoteSpan> {
+        let end = offset.checked_add(u64::from(len))?;
+        (end <= self.len).then_some(RemoteSpan {
+            rkey: self.rkey,
+            address: self.address + offset,
+            len,
+        })
+    }
+}
+
+/// What peers may do with a region. There is no write: served regions are for reading only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Only this node's own READs may land in it.
+    Local,
+    /// Peers may READ it, too.
+    RemoteRead,
+}
+
+/// A local span in registered memory: where a READ lands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegisteredSpan {
+    /// The region.
+    pub region: RegionId,
+    /// Bytes from its start.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+/// A peer's span: what a READ reads. It never converts into a local address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteSpan {
+    /// The key of the peer's region.
+    pub rkey: u32,
+    /// The peer's address.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+/// A work request's identity, chosen by the caller: a slot of the in-flight table and that slot's
+/// generation, so that a completion of an earlier tenant matches nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WrId {
+    /// The slot.
+    pub slot: u32,
+    /// The slot's generation when the READ was posted.
+    pub generation: u32,
+}
+
+/// A connection to a peer, as one fabric numbers it; an old number never means a new connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId {
+    /// The slot.
+    pub slot: u32,
+    /// The slot's generation.
+    pub generation: u32,
+}
+
+/// One READ: a contiguous remote span, scattered over local spans of the same total length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadWork {
+    /// Its identity.
+    pub wr_id: WrId,
+    /// What to read.
+    pub remote: RemoteSpan,
+    /// How many spans of the batch's list it fills; they follow those of the READ before it.
+    pub segments: u16,
+}
+
+/// READs to post with one doorbell, and the local spans that they fill, in order. Kept and reused
+/// by the caller, so that posting allocates nothing.
+#[derive(Debug, Default)]
+pub struct ReadBatch {
+    /// The READs.
+    pub works: Vec<ReadWork>,
+    /// Their local spans, one after the other.
+    pub segments: Vec<RegisteredSpan>,
+}
+
+impl ReadBatch {
+    /// Forgets the READs, keeps the memory.
+    pub fn clear(&mut self) {
+        self.works.clear();
+        self.segments.clear();
+    }
+}
+
+/// How a READ ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CompletionStatus {
+    /// All bytes are in place.
+    Success,
+    /// The connection broke before or while it ran; local memory may hold a part of it.
+    Flushed,
+    /// The peer refused the key, the bounds or the access: our knowledge of its memory is stale.
+    RemoteAccess,
+    /// A local span is not registered, or its length is wrong.
+    LocalProtection,
+    /// The peer or the way to it is gone.
+    Unreachable,
+}
+
+impl CompletionStatus {
+    /// Whose fault it is; `None` for success.
+    #[must_use]
+    pub const fn scope(self) -> Option<Scope> {
+        match self {
+            Self::Success => None,
+            Self::Flushed | Self::LocalProtection => Some(Scope::Local),
+            Self::RemoteAccess => Some(Scope::Peer),
+            Self::Unreachable => Some(Scope::Path),
+        }
+    }
+}
+
+/// The end of one posted READ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The connection that it was posted on.
+    pub connection: ConnectionId,
+    /// Which READ.
+    pub wr_id: WrId,
+    /// How it ended.
+    pub status: CompletionStatus,
+}
+
+/// Why a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CloseReason {
+    /// [`Fabric::close`] was called.
+    Requested,
+    /// The peer closed it.
+    PeerClosed,
+    /// It could not be made, was reset, or timed out.
+    Unreachable,
+    /// The peer sent what no fabric of this kind sends, or too slowly.
+    Violation,
+    /// One of our READs failed, which breaks its connection.
+    ReadFailed,
+    /// A limit of this node was reached.
+    Exhausted,
+}
+
+impl CloseReason {
+    /// Whose fault it is.
+    #[must_use]
+    pub const fn scope(self) -> Scope {
+        match self {
+            Self::Requested | Self::Exhausted => Scope::Local,
+            Self::PeerClosed | Self::Violation | Self::ReadFailed => Scope::Peer,
+            Self::Unreachable => Scope::Path,
+        }
+    }
+}
+
+/// What a poll found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FabricEvent {
+    /// A peer connected to us; messages may be sent.
+    Accepted {
+        /// The new connection.
+        connection: ConnectionId,
+    },
+    /// A connection that we asked for is up; messages may be sent.
+    Connected {
+        /// The connection.
+        connection: ConnectionId,
+    },
+    /// A whole message arrived: `start..end` of [`EventBatch::bytes`].
+    Message {
+        /// On which connection.
+        connection: ConnectionId,
+        /// First byte.
+        start: u32,
+        /// One past the last byte.
+        end: u32,
+    },
+    /// A READ ended.
+    Completed(Completion),
+    /// The connection is gone: every READ posted on it has completed, the peer can read nothing
+    /// more through it, and its id means nothing from here on.
+    Closed {
+        /// Which.
+        connection: ConnectionId,
+        /// Why.
+        reason: CloseReason,
+    },
+}
+
+/// Events of one poll and the bytes of the messages among them. Kept and reused by the caller.
+#[derive(Debug, Default)]
+pub struct EventBatch {
+    /// The events, in order per connection.
+    pub events: Vec<FabricEvent>,
+    /// Messages' bytes; an event names its range.
+    pub bytes: Vec<u8>,
+}
+
+impl EventBatch {
+    /// Forgets the events, keeps the memory.
+    pub fn clear(&mut self) {
+        self.events.clear();
+        self.bytes.clear();
+    }
+
+    /// The bytes of a message event of this batch.
+    #[must_use]
+    pub fn message(&self, start: u32, end: u32) -> &[u8] {
+        self.bytes
+            .get(start as usize..end as usize)
+            .unwrap_or_default()
+    }
+}
+
+/// What a fabric can do, for the planner of transfers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The name that output uses: `tcp`, `verbs`.
+    pub transport: &'static str,
+    /// READs that one connection can have outstanding.
+    pub reads_outstanding: usize,
+    /// Local segments of one READ.
+    pub segments: usize,
+    /// Longest READ, bytes.
+    pub read_bytes: u32,
+}
+
+/// An error of a fabric call. READs that were accepted end by completions, never by this.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// The operating system refused.
+    #[error("{call}: {source}; {remedy}")]
+    Os {
+        /// The call that failed, with what it was about.
+        call: String,
+        /// The system's answer.
+        source: std::io::Error,
+        /// What to try.
+        remedy: &'static str,
+    },
+    /// The id names no open connection.
+    #[error("this connection is closed")]
+    Closed,
+    /// As many READs or message bytes are outstanding as the connection takes; poll first.
+    #[error("the connection's queue is full: poll for completions, then post again")]
+    Full,
+    /// More regions, connections or handshakes than the limit.
+    #[error("more {what} than the limit of {limit}")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+}
+
+impl FabricError {
+    /// Whose fault it is.
+    #[must_use]
+    pub const fn scope(&self) -> Scope {
+        match self {
+            Self::Os { .. } | Self::Full | Self::Limit { .. } => Scope::Local,
+            Self::Closed => Scope::Path,
+        }
+    }
+}
+
+/// Ends another thread's [`Fabric::poll`].
+pub trait Wake: Send + Sync + Debug {
+    /// Makes the current poll, or the next one, return at once.
+    fn wake(&self);
+}
+
+/// A fabric, owned by the one thread that polls it.
+pub trait Fabric {
+    /// Where its peers find it.
+    type Endpoint: Clone + Debug;
+    /// The memory that it can register.
+    type Memory;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Registers memory and keeps it alive until deregistration or the fabric's own end.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`] beyond [`crate::limits::REGIONS_MAX`]; [`FabricError::Os`] where the
+    /// system refuses.
+    fn register(
+        &mut self,
+        memory: Arc<Self::Memory>,
+        access: Access,
+    ) -> Result<Region, FabricError>;
+
+    /// Ends a registration: READs of it from now on fail with [`CompletionStatus::RemoteAccess`].
+    /// The memory itself is let go when nothing outstanding touches it.
+    fn deregister(&mut self, region: RegionId);
+
+    /// Starts to connect. [`FabricEvent::Connected`] or [`FabricEvent::Closed`] follows.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`] or [`FabricError::Os`] where not even an attempt can be made.
+    fn connect(&mut self, to: &Self::Endpoint) -> Result<ConnectionId, FabricError>;
+
+    /// Lets the peer read our served regions through this connection, and us post READs.
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`].
+    fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError>;
+
+    /// Sends one message of at most [`crate::limits::MESSAGE_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`], or [`FabricError::Full`] where the peer does not drain its messages.
+    fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError>;
+
+    /// Posts READs, all or none. Each one yields exactly one completion.
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`], or [`FabricError::Full`] beyond
+    /// [`Capabilities::reads_outstanding`]. Nothing was posted then.
+    fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError>;
+
+    /// Breaks a connection. When this returns the peer can read nothing more through it; completions
+    /// of what we had outstanding and then [`FabricEvent::Closed`] are polled.
+    fn close(&mut self, connection: ConnectionId);
+
+    /// Appends to `batch` what happened, waiting at most `timeout` where nothing has yet.
+    ///
+    /// # Errors
+    /// [`FabricError::Os`] where polling itself fails: the fabric is unusable from then on.
+    fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError>;
+
+    /// A handle that ends polls from other threads.
+    fn waker(&self) -> Arc<dyn Wake>;
+}

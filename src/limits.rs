@@ -1,0 +1,106 @@
+//! Every bound of kvrail, with its unit and why it is what it is.
+//!
+//! A bound that follows from others is written as that sum; relations that must hold are asserted
+//! at compile time at the end of the file.
+
+use std::time::Duration;
+
+/// Longest block hash, bytes. SHA-256 and BLAKE3 digests are this long.
+pub const HASH_BYTES_MAX: usize = 32;
+
+/// Longest namespace or requester name, bytes: a model path with its parallelism fits.
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// Highest eviction rank. Beyond 30 readers of one block the order among them is noise, and 31
+/// lists and "none" fit one bitmap word.
+pub const RANK_MAX: u8 = 31;
+
+/// Most pins on one resident; one more is `Busy`. Twelve bits of the state word.
+pub const PINS_MAX: u16 = 4095;
+
+/// Requesters that a holder tells apart while it runs. A number is never reused, because residents
+/// keep it in their requester sets, so one more requester is refused at its handshake.
+pub const REQUESTERS_MAX: usize = 4096;
+
+/// Smallest and largest block, bytes. The lower bound keeps the bookkeeping below the payload; the
+/// upper one keeps a block's length, with every offset in it, in 31 bits.
+pub const BLOCK_BYTES_MIN: u32 = 1;
+/// See [`BLOCK_BYTES_MIN`].
+pub const BLOCK_BYTES_MAX: u32 = 1 << 30;
+
+/// Alignment of every extent, bytes: a cache line, so that two blocks never share one.
+pub const EXTENT_ALIGN: u64 = 64;
+
+/// Memory pools of one node.
+pub const POOLS_MAX: usize = 16;
+
+/// Blocks in one lend request: 512 blocks of 16 tokens are an 8,192-token prefix.
+pub const LEND_BLOCKS_MAX: usize = 512;
+
+/// Regions that a node may lend from: one per pool and NIC that needs several.
+pub const REGIONS_MAX: usize = 64;
+
+/// Longest peer message, bytes: a lease over [`LEND_BLOCKS_MAX`] loans of 40 bytes is the largest.
+pub const MESSAGE_BYTES_MAX: usize = 64 + LEND_BLOCKS_MAX * 40;
+
+/// Local segments of one READ: what SoftRoCE and common NICs take, with room to spare.
+pub const READ_SEGMENTS_MAX: usize = 16;
+
+/// Longest READ, bytes; a longer span is split. Below `max_msg_sz` of every device seen.
+pub const READ_BYTES_MAX: u32 = 8 << 20;
+
+/// READs of one connection that may be outstanding.
+pub const READS_OUTSTANDING_MAX: usize = 1024;
+
+/// Data streams between two nodes on the TCP fabric.
+pub const STREAMS_MAX: usize = 16;
+
+/// Connections of one node, to and from peers, admitted or not. One more is closed at once.
+pub const CONNECTIONS_MAX: usize = 1024;
+
+/// Connections that have not finished their handshake; one more is closed at once.
+pub const HANDSHAKES_MAX: usize = 64;
+
+/// Time in which an accepted connection must finish its handshake, and a trickling message arrive.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time between pings on an idle connection; three unanswered ones close it.
+pub const PING_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Ended leases whose answers a holder remembers per requester, for replayed completions.
+pub const ENDED_LEASES_MAX: usize = 256;
+
+/// Victims that one allocation may take itself, when the reclaimer is behind.
+pub const INLINE_VICTIMS_MAX: usize = 64;
+
+/// Local engines connected to one node.
+pub const DOOR_CLIENTS_MAX: usize = 256;
+
+/// Blocks in one request at the local door; a longer list takes several requests.
+pub const DOOR_BLOCKS_MAX: usize = 4096;
+
+/// Longest message at the local door, bytes: [`DOOR_BLOCKS_MAX`] entries of at most 128 bytes.
+pub const DOOR_MESSAGE_BYTES_MAX: usize = 1024 + DOOR_BLOCKS_MAX * 128;
+
+/// Hashes in one registry call.
+pub const REGISTRY_BATCH_MAX: usize = 16_384;
+
+/// Evicted blocks that a node remembers, to count fetches that follow an eviction.
+pub const EVICTED_MEMORY_MAX: usize = 65_536;
+
+/// A fetch so soon after the block's eviction counts as a refetch.
+pub const REFETCH_WINDOW: Duration = Duration::from_secs(60);
+
+const _: () = {
+    assert!(RANK_MAX < 32, "ranks are bits of a u32");
+    assert!(
+        REQUESTERS_MAX <= u16::MAX as usize + 1,
+        "a RequesterIndex is a u16"
+    );
+    assert!(READ_BYTES_MAX <= BLOCK_BYTES_MAX);
+    assert!(
+        LEND_BLOCKS_MAX <= u16::MAX as usize,
+        "counts of blocks travel as u16"
+    );
+    assert!(EXTENT_ALIGN.is_power_of_two());
+};

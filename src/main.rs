@@ -1,0 +1,3 @@
+//! The `kvrail` command.
+
+fn main() {}
