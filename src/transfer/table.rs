@@ -1,0 +1,430 @@
+//! The in-flight table: owns destinations until nothing can write to them any more.
+
+use std::collections::VecDeque;
+
+use super::plan::{BlockRead, PlannedRead, plan};
+use crate::fabric::{
+    Capabilities, Completion, CompletionStatus, ConnectionId, ReadBatch, ReadWork, RegisteredSpan,
+    WrId,
+};
+use crate::types::{Scope, Timestamp};
+
+/// A running transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TransferId {
+    slot: u32,
+    generation: u32,
+}
+
+/// One block of a finished transfer. Nothing can write to its destination any more.
+#[derive(Debug)]
+pub struct FinishedBlock<D> {
+    /// The memory, back in the caller's hands.
+    pub destination: D,
+    /// Whether all bytes arrived, else whose fault it is that they did not.
+    pub outcome: Result<(), Scope>,
+}
+
+/// A transfer of which every READ has completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished {
+    /// Which transfer.
+    pub id: TransferId,
+    /// The connection that it ran on, perhaps closed by now.
+    pub connection: ConnectionId,
+}
+
+#[derive(Debug)]
+struct Block<D> {
+    destination: D,
+    failed: bool,
+}
+
+#[derive(Debug)]
+struct Transfer<D> {
+    connection: ConnectionId,
+    until: Timestamp,
+    blocks: Vec<Block<D>>,
+    reads: Vec<PlannedRead>,
+    segments: Vec<RegisteredSpan>,
+    next_read: usize,
+    next_segment: usize,
+    outstanding: usize,
+    /// The first cause of failure. Flushes that follow from it are not a fault of their own.
+    broken: Option<Scope>,
+}
+
+impl<D> Transfer<D> {
+    fn is_done(&self) -> bool {
+        self.outstanding == 0 && self.next_read == self.reads.len()
+    }
+
+    /// Gives up what was not posted yet.
+    fn give_up(&mut self, scope: Scope) {
+        self.broken.get_or_insert(scope);
+        for read in self.reads.drain(self.next_read..) {
+            for block in read.first_block..=read.last_block {
+                if let Some(block) = self.blocks.get_mut(usize::from(block)) {
+                    block.failed = true;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct TransferSlot<D> {
+    generation: u32,
+    running: Option<Transfer<D>>,
+}
+
+/// A work request's slot: which READ of which transfer it carries, while one is posted.
+#[derive(Debug, Clone, Copy)]
+struct WrSlot {
+    generation: u32,
+    carries: Option<(u32, u32)>,
+}
+
+/// The in-flight table of one data thread. `D` is memory that is given back by dropping it.
+#[derive(Debug)]
+pub struct Transfers<D> {
+    capabilities: Capabilities,
+    slots: Vec<TransferSlot<D>>,
+    free_slots: Vec<u32>,
+    wrs: Vec<WrSlot>,
+    free_wrs: Vec<u32>,
+    /// READs posted and not completed, per connection. A handful of connections are busy at a time,
+    /// so a scan beats a hash.
+    credits_used: Vec<(ConnectionId, usize)>,
+    to_break: VecDeque<ConnectionId>,
+    finished: VecDeque<u32>,
+    /// Buffers of finished transfers, so that a transfer in steady state allocates nothing.
+    spare: Vec<Transfer<D>>,
+    scratch: Vec<BlockRead>,
+}
+
+impl<D> Transfers<D> {
+    /// A table for a fabric that can do this.
+    #[must_use]
+    pub fn new(capabilities: Capabilities) -> Self {
+        Self {
+            capabilities,
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            wrs: Vec::new(),
+            free_wrs: Vec::new(),
+            credits_used: Vec::new(),
+            to_break: VecDeque::new(),
+            finished: VecDeque::new(),
+            spare: Vec::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Transfers that have not been handed back.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.slots.len() - self.free_slots.len()
+    }
+
+    /// Takes ownership of the destinations and plans their READs. Nothing may be read from the
+    /// holder after `until`, the requester's own deadline for the lease (invariant 3).
+    pub fn begin(
+        &mut self,
+        connection: ConnectionId,
+        until: Timestamp,
+        blocks: impl Iterator<Item = (BlockRead, D)>,
+    ) -> TransferId {
+        let mut transfer = self.spare.pop().unwrap_or_else(|| Transfer {
+            connection,
+            until,
+            blocks: Vec::new(),
+            reads: Vec::new(),
+            segments: Vec::new(),
+            next_read: 0,
+            next_segment: 0,
+            outstanding: 0,
+            broken: None,
+        });
+        transfer.connection = connection;
+        transfer.until = until;
+        self.scratch.clear();
+        for (read, destination) in blocks {
+            self.scratch.push(read);
+            transfer.blocks.push(Block {
+                destination,
+                failed: false,
+            });
+        }
+        plan(
+            &self.scratch,
+            &self.capabilities,
+            &mut transfer.reads,
+            &mut transfer.segments,
+        );
+        let done = transfer.is_done();
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots.push(TransferSlot {
+                generation: 0,
+                running: None,
+            });
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        let mut generation = 0;
+        if let Some(entry) = self.slots.get_mut(slot as usize) {
+            generation = entry.generation;
+            entry.running = Some(transfer);
+        }
+        if done {
+            self.finished.push_back(slot);
+        }
+        TransferId { slot, generation }
+    }
+
+    /// Moves the deadline of a running transfer: its lease was renewed.
+    pub fn extend(&mut self, id: TransferId, until: Timestamp) {
+        if let Some(transfer) = self.get_mut(id)
+            && transfer.broken.is_none()
+        {
+            transfer.until = transfer.until.max(until);
+        }
+    }
+
+    /// Fills `batch` (cleared first) with READs of one connection, as many as its credits allow, and
+    /// counts them as outstanding. The caller posts the batch, or says
+    /// [`Self::handle_post_refused`]. `None` where nothing can be posted now.
+    pub fn poll_post(&mut self, batch: &mut ReadBatch) -> Option<ConnectionId> {
+        batch.clear();
+        for slot in 0..self.slots.len() {
+            let Some(transfer) = self.slots.get(slot).and_then(|slot| slot.running.as_ref()) else {
+                continue;
+            };
+            let connection = transfer.connection;
+            let used = self.credits_used(connection);
+            let credits = self.capabilities.reads_outstanding.saturating_sub(used);
+            let posted = self.fill(slot, credits, batch);
+            if posted > 0 {
+                self.add_credits_used(connection, posted);
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    fn fill(&mut self, slot: usize, credits: usize, batch: &mut ReadBatch) -> usize {
+        let Some(transfer) = self
+            .slots
+            .get_mut(slot)
+            .and_then(|slot| slot.running.as_mut())
+        else {
+            return 0;
+        };
+        let mut posted = 0;
+        while posted < credits
+            && let Some(read) = transfer.reads.get(transfer.next_read)
+        {
+            let wr = self.free_wrs.pop().unwrap_or_else(|| {
+                self.wrs.push(WrSlot {
+                    generation: 0,
+                    carries: None,
+                });
+                u32::try_from(self.wrs.len() - 1).unwrap_or(u32::MAX)
+            });
+            let Some(entry) = self.wrs.get_mut(wr as usize) else {
+                break;
+            };
+            // Both indices are below the number of leases in flight times LEND_BLOCKS_MAX.
+            let index = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+            entry.carries = Some((index(slot), index(transfer.next_read)));
+            batch.works.push(ReadWork {
+                wr_id: WrId {
+                    slot: wr,
+                    generation: entry.generation,
+                },
+                remote: read.remote,
+                segments: read.segments,
+            });
+            let end = transfer.next_segment + usize::from(read.segments);
+            let spans = transfer
+                .segments
+                .get(transfer.next_segment..end)
+                .unwrap_or_default();
+            batch.segments.extend_from_slice(spans);
+            transfer.next_segment = end;
+            transfer.next_read += 1;
+            transfer.outstanding += 1;
+            posted += 1;
+        }
+        posted
+    }
+
+    /// The fabric posted nothing of this batch. Its READs count as failed by `scope`.
+    pub fn handle_post_refused(
+        &mut self,
+        connection: ConnectionId,
+        batch: &ReadBatch,
+        scope: Scope,
+    ) {
+        for work in &batch.works {
+            self.settle(connection, work.wr_id, Err(scope));
+        }
+    }
+
+    /// Notes the end of a READ. `false` for a completion that matches nothing in flight: drop it.
+    #[must_use]
+    pub fn handle_completion(&mut self, completion: &Completion) -> bool {
+        let result = match completion.status {
+            CompletionStatus::Success => Ok(()),
+            status => Err(status.scope().unwrap_or(Scope::Local)),
+        };
+        self.settle(completion.connection, completion.wr_id, result)
+    }
+
+    fn settle(&mut self, on: ConnectionId, wr_id: WrId, result: Result<(), Scope>) -> bool {
+        let Some(entry) = self.wrs.get_mut(wr_id.slot as usize) else {
+            return false;
+        };
+        let Some((slot, read)) = entry
+            .carries
+            .filter(|_| entry.generation == wr_id.generation)
+        else {
+            return false;
+        };
+        entry.carries = None;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free_wrs.push(wr_id.slot);
+        self.return_credit(on);
+        let Some(transfer) = self
+            .slots
+            .get_mut(slot as usize)
+            .and_then(|entry| entry.running.as_mut())
+        else {
+            return false;
+        };
+        transfer.outstanding -= 1;
+        if let Err(scope) = result {
+            if let Some(read) = transfer.reads.get(read as usize).copied() {
+                for block in read.first_block..=read.last_block {
+                    if let Some(block) = transfer.blocks.get_mut(usize::from(block)) {
+                        block.failed = true;
+                    }
+                }
+            }
+            transfer.give_up(scope);
+        }
+        if transfer.is_done() {
+            self.finished.push_back(slot);
+        }
+        true
+    }
+
+    /// A connection is gone, and its last completion has been polled. What was not posted fails.
+    pub fn handle_closed(&mut self, connection: ConnectionId, scope: Scope) {
+        self.credits_used.retain(|(of, _)| *of != connection);
+        self.fail(scope, |transfer| transfer.connection == connection);
+    }
+
+    /// Gives up the transfers whose deadline has passed. Where READs are outstanding, the connection
+    /// must be broken first ([`Self::poll_break`]); the memory comes back with the flushes.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.fail(Scope::Path, |transfer| transfer.until <= now);
+    }
+
+    fn fail(&mut self, scope: Scope, which: impl Fn(&Transfer<D>) -> bool) {
+        for (slot, entry) in self.slots.iter_mut().enumerate() {
+            let Some(transfer) = entry.running.as_mut() else {
+                continue;
+            };
+            if transfer.is_done() || transfer.broken.is_some() || !which(transfer) {
+                continue;
+            }
+            transfer.give_up(scope);
+            if transfer.is_done() {
+                self.finished
+                    .push_back(u32::try_from(slot).unwrap_or(u32::MAX));
+            } else {
+                self.to_break.push_back(transfer.connection);
+            }
+        }
+    }
+
+    /// A connection that must be closed, so that its READs are flushed and memory comes back.
+    pub fn poll_break(&mut self) -> Option<ConnectionId> {
+        self.to_break.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        self.slots
+            .iter()
+            .filter_map(|slot| slot.running.as_ref())
+            .filter(|transfer| transfer.broken.is_none() && !transfer.is_done())
+            .map(|transfer| transfer.until)
+            .min()
+    }
+
+    /// Hands back a transfer of which nothing is in flight: its blocks, in the order given to
+    /// [`Self::begin`], appended to `out`.
+    pub fn poll_finished(&mut self, out: &mut Vec<FinishedBlock<D>>) -> Option<Finished> {
+        let slot = self.finished.pop_front()?;
+        let entry = self.slots.get_mut(slot as usize)?;
+        let mut transfer = entry.running.take()?;
+        let id = TransferId {
+            slot,
+            generation: entry.generation,
+        };
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free_slots.push(slot);
+        let scope = transfer.broken.unwrap_or(Scope::Local);
+        out.extend(transfer.blocks.drain(..).map(|block| FinishedBlock {
+            destination: block.destination,
+            outcome: if block.failed { Err(scope) } else { Ok(()) },
+        }));
+        let connection = transfer.connection;
+        transfer.reads.clear();
+        transfer.segments.clear();
+        (transfer.next_read, transfer.next_segment, transfer.broken) = (0, 0, None);
+        self.spare.push(transfer);
+        Some(Finished { id, connection })
+    }
+
+    fn get_mut(&mut self, id: TransferId) -> Option<&mut Transfer<D>> {
+        let entry = self.slots.get_mut(id.slot as usize)?;
+        entry
+            .running
+            .as_mut()
+            .filter(|_| entry.generation == id.generation)
+    }
+
+    fn credits_used(&self, connection: ConnectionId) -> usize {
+        self.credits_used
+            .iter()
+            .find(|(of, _)| *of == connection)
+            .map_or(0, |(_, used)| *used)
+    }
+
+    fn add_credits_used(&mut self, connection: ConnectionId, count: usize) {
+        match self
+            .credits_used
+            .iter_mut()
+            .find(|(of, _)| *of == connection)
+        {
+            Some((_, used)) => *used += count,
+            None => self.credits_used.push((connection, count)),
+        }
+    }
+
+    fn return_credit(&mut self, connection: ConnectionId) {
+        if let Some((_, used)) = self
+            .credits_used
+            .iter_mut()
+            .find(|(of, _)| *of == connection)
+        {
+            *used = used.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
