@@ -14,6 +14,7 @@ pub mod fabric;
 
 // cores: sans-IO; time is an argument
 pub mod transfer;
+pub mod protocol;
 
 // machines: all IO and all `unsafe`
 pub mod memory;

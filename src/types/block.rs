@@ -40,11 +40,15 @@ pub(super) fn excerpt(text: &str) -> String {
 
 /// Parses a name that people choose: a namespace or a requester.
 pub(super) fn name(text: &str) -> Result<ArrayString<{ limits::NAME_BYTES_MAX }>, WordError> {
-    let bad = || WordError::Name { got: excerpt(text) };
+    checked_name(text).ok_or_else(|| WordError::Name { got: excerpt(text) })
+}
+
+/// The same rule for a stranger's bytes: a refusal allocates nothing.
+pub(super) fn checked_name(text: &str) -> Option<ArrayString<{ limits::NAME_BYTES_MAX }>> {
     if text.is_empty() || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        return Err(bad());
+        return None;
     }
-    ArrayString::from(text).map_err(|_too_long| bad())
+    ArrayString::from(text).ok()
 }
 
 /// The name of a set of blocks that may share hashes with no other set: a model with its layout and
@@ -88,6 +92,15 @@ impl fmt::Display for Namespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceId(pub u64);
 
+/// [`limits::HASH_BYTES_MAX`] as a length byte.
+const LEN_MAX: u8 = {
+    assert!(
+        limits::HASH_BYTES_MAX == 32,
+        "the length of a hash is a byte"
+    );
+    32
+};
+
 /// The hash of a block's tokens and prefix, 1 to 32 bytes. Unused bytes are zero, so that equality
 /// is equality of the arrays.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,6 +117,22 @@ impl BlockHash {
         let mut bytes = [0; limits::HASH_BYTES_MAX];
         bytes.get_mut(..hash.len())?.copy_from_slice(hash);
         Some(Self { bytes, len })
+    }
+
+    /// The hash of the first `len` of these bytes, `len` taken as the nearest of 1 to 32: the total
+    /// counterpart of [`BlockHash::new`] for wires and tables that keep hashes in full width.
+    #[must_use]
+    pub fn padded(bytes: &[u8; limits::HASH_BYTES_MAX], len: u8) -> Self {
+        let width = usize::from(len).clamp(1, limits::HASH_BYTES_MAX);
+        let mut own = [0; limits::HASH_BYTES_MAX];
+        own.iter_mut()
+            .zip(bytes)
+            .take(width)
+            .for_each(|(to, from)| *to = *from);
+        Self {
+            bytes: own,
+            len: len.clamp(1, LEN_MAX),
+        }
     }
 
     /// The bytes that were given.
@@ -211,6 +240,17 @@ mod tests {
         for text in ["", "0", "0g", "é0", &"00".repeat(33)] {
             assert!(text.parse::<BlockHash>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_padded_hash_is_the_hash_of_its_first_bytes() {
+        let wide = [7; 32];
+        assert_eq!(
+            BlockHash::padded(&wide, 3),
+            BlockHash::new(&[7, 7, 7]).unwrap()
+        );
+        assert_eq!(BlockHash::padded(&wide, 0).as_bytes(), [7]);
+        assert_eq!(BlockHash::padded(&wide, 200).as_bytes(), wide);
     }
 
     #[test]

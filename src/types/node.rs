@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use arrayvec::ArrayString;
 
-use super::block::{WordError, excerpt, hex_bytes, name};
+use super::block::{WordError, checked_name, excerpt, hex_bytes, name};
 use crate::limits;
 
 /// One `kvrail serve`, for as long as its operator keeps its identity: 16 random bytes unless set.
@@ -47,6 +47,12 @@ pub struct NodeEpoch(pub u64);
 pub struct RequesterId(ArrayString<{ limits::NAME_BYTES_MAX }>);
 
 impl RequesterId {
+    /// The identity that a message names; `None` where it breaks the rule for names.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        checked_name(text).map(Self)
+    }
+
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {

@@ -1,0 +1,222 @@
+//! From values to bytes. Appends to the caller's buffer, which it keeps for the next message.
+
+use bytemuck::{Pod, Zeroable, bytes_of, cast_slice};
+
+use super::{Introduction, MAGIC, Message, PROTOCOL_VERSION, Proof, RegionEntry, decode, wire};
+use crate::limits;
+
+impl Introduction {
+    pub(super) fn to_wire(self) -> wire::Introduction {
+        let name = self.requester.as_str().as_bytes();
+        let mut requester = [0; limits::NAME_BYTES_MAX];
+        requester
+            .iter_mut()
+            .zip(name)
+            .for_each(|(to, from)| *to = *from);
+        wire::Introduction {
+            node: self.node.0,
+            epoch: self.epoch.0.into(),
+            nonce: self.nonce,
+            // A name has 1 to 64 bytes.
+            requester_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
+            reserved: [0; 7],
+            requester,
+        }
+    }
+}
+
+impl Message<'_> {
+    /// Appends the message to `out`.
+    ///
+    /// A list outside its limits, a lease number 0 where a lease is meant, and the like are bugs of
+    /// the caller: debug builds assert that the peer will understand, and a peer refuses the rest.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        append(out, &wire::Header::zeroed());
+        self.encode_body(out);
+        let body = out.len() - start - size_of::<wire::Header>();
+        let header = wire::Header {
+            kind: self.kind().code(),
+            version: PROTOCOL_VERSION,
+            reserved: [0; 2],
+            body: u32::try_from(body).unwrap_or(u32::MAX).into(),
+        };
+        out.iter_mut()
+            .skip(start)
+            .zip(bytes_of(&header))
+            .for_each(|(to, from)| *to = *from);
+        debug_assert_eq!(
+            out.get(start..).map(decode),
+            Some(Ok(*self)),
+            "a message that no peer would take"
+        );
+    }
+
+    fn encode_body(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::Hello(introduction) => append(
+                out,
+                &wire::Hello {
+                    magic: MAGIC,
+                    introduction: introduction.to_wire(),
+                },
+            ),
+            Self::Welcome {
+                introduction,
+                proof,
+                regions,
+            } => {
+                append(out, &introduction.to_wire());
+                append_proof_and_regions(out, proof, regions);
+            }
+            Self::Confirm { proof, regions } => append_proof_and_regions(out, proof, regions),
+            Self::Reject { reason } => append_reason(out, reason.code()),
+            Self::Goodbye { reason } => append_reason(out, reason.code()),
+            Self::Ping { token } => append(out, &wire::U64::from(token)),
+            Self::Pong {
+                token,
+                pause_ms,
+                outstanding_bytes,
+            } => append(
+                out,
+                &wire::Pong {
+                    token: token.into(),
+                    outstanding_bytes: outstanding_bytes.into(),
+                    pause_ms: pause_ms.into(),
+                    reserved: [0; 4],
+                },
+            ),
+            Self::Lend { .. }
+            | Self::Lease { .. }
+            | Self::Renew { .. }
+            | Self::Renewed { .. }
+            | Self::Complete { .. }
+            | Self::Ranks { .. }
+            | Self::Abort { .. } => self.encode_lease_body(out),
+        }
+    }
+
+    /// The messages about leases.
+    fn encode_lease_body(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::Lend {
+                request,
+                namespace,
+                hashes,
+            } => {
+                let body = wire::Lend {
+                    request: request.0.into(),
+                    namespace: namespace.0.into(),
+                    count: count(hashes),
+                    reserved: [0; 6],
+                };
+                append(out, &body);
+                out.extend_from_slice(cast_slice(hashes));
+            }
+            Self::Lease {
+                request,
+                lease,
+                ttl_ms,
+                pause_ms,
+                loans,
+            } => {
+                let body = wire::Lease {
+                    request: request.0.into(),
+                    lease: lease.0.into(),
+                    ttl_ms: ttl_ms.into(),
+                    pause_ms: pause_ms.into(),
+                    count: count(loans),
+                    reserved: [0; 6],
+                };
+                append(out, &body);
+                out.extend_from_slice(cast_slice(loans));
+            }
+            Self::Renew { lease } => append(out, &wire::U64::from(lease.0)),
+            Self::Renewed { lease, ttl_ms } => append(
+                out,
+                &wire::Renewed {
+                    lease: lease.0.into(),
+                    ttl_ms: ttl_ms.into(),
+                    reserved: [0; 4],
+                },
+            ),
+            _ => self.encode_ending_body(out),
+        }
+    }
+
+    /// The messages that end leases.
+    fn encode_ending_body(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::Complete {
+                lease,
+                epoch,
+                outcomes,
+            } => {
+                let body = wire::Complete {
+                    lease: lease.0.into(),
+                    epoch: epoch.0.into(),
+                    count: outcomes.count().into(),
+                    reserved: [0; 6],
+                };
+                append(out, &body);
+                out.extend_from_slice(outcomes.bitmap());
+            }
+            Self::Ranks {
+                lease,
+                status,
+                pause_ms,
+                ranks,
+            } => {
+                let body = wire::Ranks {
+                    lease: lease.0.into(),
+                    pause_ms: pause_ms.into(),
+                    count: count(ranks),
+                    status: status.code(),
+                    reserved: [0; 1],
+                };
+                append(out, &body);
+                out.extend_from_slice(ranks);
+            }
+            Self::Abort { lease, reason } => append(
+                out,
+                &wire::Abort {
+                    lease: lease.0.into(),
+                    reason: reason.code(),
+                    reserved: [0; 7],
+                },
+            ),
+            // `encode_body` has taken all others.
+            _ => {}
+        }
+    }
+}
+
+fn append(out: &mut Vec<u8>, part: &impl Pod) {
+    out.extend_from_slice(bytes_of(part));
+}
+
+fn append_reason(out: &mut Vec<u8>, reason: u8) {
+    append(
+        out,
+        &wire::Reason {
+            reason,
+            reserved: [0; 7],
+        },
+    );
+}
+
+fn append_proof_and_regions(out: &mut Vec<u8>, proof: Proof, regions: &[RegionEntry]) {
+    append(
+        out,
+        &wire::Confirm {
+            proof: proof.0,
+            count: count(regions),
+            reserved: [0; 6],
+        },
+    );
+    out.extend_from_slice(cast_slice(regions));
+}
+
+fn count<T>(list: &[T]) -> wire::U16 {
+    u16::try_from(list.len()).unwrap_or(u16::MAX).into()
+}
