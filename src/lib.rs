@@ -15,6 +15,7 @@ pub mod fabric;
 // cores: sans-IO; time is an argument
 
 // machines: all IO and all `unsafe`
+pub mod sys;
 pub mod memory;
 
 // pace: threads, clocks, polling

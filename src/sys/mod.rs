@@ -1,0 +1,5 @@
+//! The operating system in small safe pieces, one file each. Nothing here knows what a block is.
+
+pub mod host;
+pub mod limits;
+pub mod memory;
