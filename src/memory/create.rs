@@ -79,19 +79,19 @@ pub enum PoolError {
     },
     /// The memory is not there. Nothing was touched.
     #[error(
-        "memory pool {} asks for {}, but {bound} leaves {}, of which {} must stay free; \
-         make the pool smaller or free memory",
-        id.0, ByteSize(*asked), ByteSize(*available), ByteSize(*left_free)
+        "memory pool {} asks for {}, but at most {} fit: {bound} leaves {}, of which some must stay \
+         free for page tables and all else that runs; make the pool smaller or free memory",
+        id.0, ByteSize(*asked), ByteSize(*largest), ByteSize(*available)
     )]
     TooLarge {
         /// Which pool.
         id: PoolId,
         /// Bytes asked for, in whole pages.
         asked: u64,
+        /// Bytes of the largest pool that would fit.
+        largest: u64,
         /// Bytes that could be taken.
         available: u64,
-        /// Bytes of these that a pool leaves to others.
-        left_free: u64,
         /// What says so.
         bound: MemoryBound,
     },
@@ -111,9 +111,9 @@ pub enum PoolError {
     },
     /// Too few huge pages are reserved.
     #[error(
-        "memory pool {} asks for {asked} huge pages of {}, {free} are free; reserve more: \
-         echo N > {}/nr_hugepages",
-        id.0, ByteSize(size.bytes()), directory.display()
+        "memory pool {} needs {asked} huge pages of {}, {free} are free; reserve {} more by raising \
+         {}/nr_hugepages",
+        id.0, ByteSize(size.bytes()), asked.saturating_sub(*free), directory.display()
     )]
     HugePages {
         /// Which pool.
@@ -145,7 +145,7 @@ pub enum PoolError {
         source: io::Error,
     },
     /// There is no such NUMA node.
-    #[error("memory pool {} asks for NUMA node {node}, this host has {online}", id.0)]
+    #[error("memory pool {} asks for NUMA node {node}, this host has {online}; choose one of these or none", id.0)]
     NoSuchNode {
         /// Which pool.
         id: PoolId,
@@ -230,36 +230,23 @@ pub(super) fn create(options: &PoolOptions) -> Result<(File, Mapping), PoolError
     Ok((file, mapping))
 }
 
+/// Bytes of the whole pages that hold the pool. More than any file can have stays above what fits.
 fn whole_pages(options: &PoolOptions) -> Result<u64, PoolError> {
-    let id = options.id;
     if options.bytes == 0 {
-        return Err(PoolError::Empty { id });
+        return Err(PoolError::Empty { id: options.id });
     }
     let page = match options.huge_pages {
         Some(size) => size.bytes(),
         None => sys::memory::page_bytes(),
     };
-    options
-        .bytes
-        .checked_next_multiple_of(page)
-        .ok_or_else(|| too_large(options, options.bytes))
+    let bytes = options.bytes.checked_next_multiple_of(page);
+    Ok(bytes.unwrap_or(u64::MAX - u64::MAX % page))
 }
 
-/// The refusal of more than there is.
-fn too_large(options: &PoolOptions, asked: u64) -> PoolError {
-    let (available, bound) =
-        sys::host::available_memory(options.numa_node).unwrap_or((0, MemoryBound::Host));
-    PoolError::TooLarge {
-        id: options.id,
-        asked,
-        available,
-        left_free: left_free(asked),
-        bound,
-    }
-}
-
-const fn left_free(asked: u64) -> u64 {
-    LEFT_FREE_BYTES + asked / PAGE_TABLE_PART
+/// The largest pool that leaves enough to everything else.
+const fn largest_pool(available: u64) -> u64 {
+    let takeable = available.saturating_sub(LEFT_FREE_BYTES);
+    takeable - takeable / PAGE_TABLE_PART
 }
 
 fn check_node(options: &PoolOptions) -> Result<(), PoolError> {
@@ -305,13 +292,21 @@ fn check_huge_pages(
     }
 }
 
-fn check_available(options: &PoolOptions, bytes: u64) -> Result<(), PoolError> {
-    match sys::host::available_memory(options.numa_node) {
-        Some((available, _bound)) if bytes.saturating_add(left_free(bytes)) > available => {
-            Err(too_large(options, bytes))
-        }
-        _enough_or_unknown => Ok(()),
+fn check_available(options: &PoolOptions, asked: u64) -> Result<(), PoolError> {
+    let Some((available, bound)) = sys::host::available_memory(options.numa_node) else {
+        return Ok(());
+    };
+    let largest = largest_pool(available);
+    if asked <= largest {
+        return Ok(());
     }
+    Err(PoolError::TooLarge {
+        id: options.id,
+        asked,
+        largest,
+        available,
+        bound,
+    })
 }
 
 fn memory_file(options: &PoolOptions) -> io::Result<File> {

@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_streamed_checksum_is_that_of_the_bytes() {
         let len = 3 * CHECKSUM_CHUNK_BYTES + 17;
-        let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..=250).cycle().take(len).collect();
         let map = mapping(len as u64);
         map.write(0, &bytes).unwrap();
         for end in [0, 1, 240, 241, CHECKSUM_CHUNK_BYTES, len] {

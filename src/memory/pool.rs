@@ -85,8 +85,9 @@ pub struct HostPool {
 }
 
 impl HostPool {
-    /// Takes the memory, all of it present (and locked, where asked) when this returns, which takes
-    /// about a second per 10 GiB.
+    /// Takes the memory, all of it present (and locked, where asked) when this returns. The kernel
+    /// clears every page meanwhile: expect up to a second per GiB of ordinary pages on a virtual
+    /// machine, more where the hypervisor itself has to find the memory.
     ///
     /// # Errors
     /// [`PoolError`], which names the limit that refused, what was asked and the remedy. No memory

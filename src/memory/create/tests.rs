@@ -25,6 +25,8 @@ fn every_page_is_present_when_the_pool_is() {
     let mut bytes = [1; 64];
     mapping.read((1 << 20) - 64, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 64]);
+    let flags = rustix::io::fcntl_getfd(&file).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
     assert_eq!(link.to_str(), Some("/memfd:kvrail-pool-7 (deleted)"));
@@ -49,10 +51,13 @@ fn a_pool_larger_than_memory_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn what_is_available_but_must_stay_free_is_refused() {
-    let (available, _bound) = sys::host::available_memory(None).unwrap();
-    let error = refusal(&options(available - LEFT_FREE_BYTES / 2));
-    assert!(matches!(error, PoolError::TooLarge { .. }), "{error:?}");
+fn the_largest_pool_leaves_its_page_tables_and_some_more() {
+    assert_eq!(largest_pool(0), 0);
+    assert_eq!(largest_pool(LEFT_FREE_BYTES), 0);
+    for available in [LEFT_FREE_BYTES + 1, 1 << 30, 1 << 40, u64::MAX] {
+        let pool = largest_pool(available);
+        assert!(available - pool >= LEFT_FREE_BYTES + pool / PAGE_TABLE_PART);
+    }
 }
 
 #[test]
@@ -73,10 +78,11 @@ fn a_numa_node_that_exists_is_used() {
         numa_node: Some(0),
         ..options(1 << 20)
     }) {
-        Ok((file, mapping)) => {
+        Ok((_file, mapping)) => {
             mapping.write(0, b"x").unwrap();
-            let stat = rustix::fs::fstat(&file).unwrap();
-            assert_eq!(stat.st_blocks.cast_unsigned() * 512, 1 << 20);
+            let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+            let bound = |line: &str| line.contains(" bind:0 ") && line.contains("kvrail-pool-7");
+            assert!(maps.lines().any(bound), "{maps}");
         }
         Err(error) => {
             eprintln!("skipped: this host lets no process bind memory to node 0: {error}");

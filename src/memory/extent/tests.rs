@@ -183,6 +183,24 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// How many free ranges a batch of equal blocks needs: the roomiest first cannot be beaten.
+fn fewest_runs(allocator: &ExtentAllocator, block: u64, batch: usize) -> usize {
+    let mut room: Vec<u64> = allocator
+        .by_offset
+        .values()
+        .map(|len| len / block)
+        .collect();
+    room.sort_unstable_by(|a, b| b.cmp(a));
+    let mut left = batch as u64;
+    room.iter()
+        .take_while(|room| {
+            let needed = left > 0;
+            left = left.saturating_sub(**room);
+            needed
+        })
+        .count()
+}
+
 proptest! {
     #[test]
     fn random_operations_agree_with_flags(
@@ -238,8 +256,14 @@ proptest! {
         let mut held = Vec::new();
         for (batch, frees) in steps {
             let fits = held.len() + batch <= blocks;
+            let fewest = fewest_runs(&allocator, footprint(len), batch);
             let placed = offsets(&mut allocator, &vec![len; batch]);
             prop_assert_eq!(placed.is_ok(), fits);
+            if let Ok(offsets) = &placed {
+                let apart = |pair: &&[u64]| pair[1] != pair[0] + footprint(len);
+                let runs = 1 + offsets.windows(2).filter(apart).count();
+                prop_assert_eq!(runs, fewest);
+            }
             held.extend(placed.unwrap_or_default());
             for index in frees {
                 if !held.is_empty() {
