@@ -48,8 +48,8 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
 /// were, 0 at the end of the stream.
 ///
 /// # Errors
-/// `InvalidData` where more descriptors came than `fds` has room for; all of this message are closed
-/// then, and its bytes are lost. Else what `recvmsg` answers.
+/// `InvalidData` where more descriptors came than `fds` has room for, or than this process may have
+/// open; all of this message are closed then, and its bytes are lost. Else what `recvmsg` answers.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut PassedFds) -> io::Result<usize> {
     let socket = socket.as_fd();
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -58,7 +58,8 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut PassedFds) -> io::
         let mut bytes = [IoSliceMut::new(bytes)];
         rustix::net::recvmsg(socket, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC)
     })?;
-    // The kernel has closed what did not fit the room for descriptors.
+    // Set where the kernel closed descriptors itself, for want of room or beyond the limit on open
+    // files.
     let mut complete = !received.flags.contains(ReturnFlags::CTRUNC);
     let before = fds.len();
     for message in control.drain() {
@@ -153,6 +154,46 @@ mod tests {
         assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
         let bytes = [IoSlice::new(b"x")];
         rustix::net::sendmsg(&here, &bytes, &mut control, SendFlags::empty()).unwrap();
+        let mut passed = PassedFds::new();
+        let error = receive(&there, &mut [0; 4], &mut passed).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(passed.is_empty());
+    }
+
+    /// Set in the child process of the test below.
+    const CHILD: &str = "KVRAIL_TEST_PASSED_FDS_CHILD";
+
+    /// The limit on open files concerns the whole process, so the test runs itself again as a child.
+    #[test]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the child process is told by a variable what it is"
+    )]
+    fn descriptors_beyond_the_limit_on_open_files_are_missed() {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+
+        if std::env::var_os(CHILD).is_none() {
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .arg(
+                    "sys::fd_passing::tests::descriptors_beyond_the_limit_on_open_files_are_missed",
+                )
+                .args(["--exact", "--nocapture", "--test-threads=1"])
+                .env(CHILD, "1")
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{output:?}");
+            return assert!(text.contains("1 passed"), "{text}");
+        }
+        let (here, there) = UnixStream::pair().unwrap();
+        let next = here.try_clone().unwrap();
+        send(&here, b"x", &[here.as_fd(); 4]).unwrap();
+        // Room for the descriptor that comes next and for one more.
+        let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap();
+        drop(next);
+        let current = Some(number + 2);
+        let maximum = current;
+        setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
         let mut passed = PassedFds::new();
         let error = receive(&there, &mut [0; 4], &mut passed).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
