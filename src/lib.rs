@@ -17,6 +17,7 @@ pub mod transfer;
 pub mod protocol;
 
 // machines: all IO and all `unsafe`
+pub mod sys;
 pub mod memory;
 
 // pace: threads, clocks, polling

@@ -1,5 +1,11 @@
 //! Host memory that NICs and local engines share: mappings, pools, extents.
 
+mod create;
+mod extent;
 mod mapping;
+mod pool;
 
-pub use mapping::{Mapping, OutOfBounds};
+pub use create::{HugePageSize, PoolError, PoolOptions};
+pub use extent::{Exhausted, ExtentAllocator, ReleaseError};
+pub use mapping::{Mapping, OutOfBounds, checksum_bytes};
+pub use pool::{HostPool, Reservation, Usage, Watermarks};

@@ -1,0 +1,122 @@
+//! This process: how it ends with its parent, and which boot of the host it runs in.
+
+use std::fs;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+/// What the kernel sends when the parent dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeathSignal {
+    /// `SIGTERM`: the process may clean up.
+    Terminate,
+    /// `SIGKILL`.
+    Kill,
+}
+
+/// Asks the kernel to end this process when its parent ends, so that no child of a demo or a test
+/// stays behind, however the parent died. Meant for the child's start, or for `pre_exec`: it makes
+/// two system calls and allocates nothing.
+///
+/// The kernel takes the *thread* that made this process for the parent; make children from a thread
+/// that lives as long as they should.
+///
+/// # Errors
+/// `ESRCH` where the parent is not, or no longer, the process `parent`: it died before the kernel was
+/// asked, and the caller should exit. Else what `prctl` answers.
+pub fn end_with_parent(parent: u32, signal: DeathSignal) -> io::Result<()> {
+    let signal = match signal {
+        DeathSignal::Terminate => Signal::TERM,
+        DeathSignal::Kill => Signal::KILL,
+    };
+    set_parent_process_death_signal(Some(signal))?;
+    let now = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
+    if now == Some(parent) {
+        Ok(())
+    } else {
+        Err(Errno::SRCH.into())
+    }
+}
+
+/// The identity of this boot of the host: two processes that read the same one can share memory,
+/// unless a container is between them.
+///
+/// # Errors
+/// What reading `/proc/sys/kernel/random/boot_id` answers.
+pub fn boot_id() -> io::Result<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Command, Stdio};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    /// Set in the grandchild of the test below.
+    const CHILD: &str = "KVRAIL_TEST_PARENT_CHILD";
+
+    /// A shell is the parent that dies; its child is this very test again, which then waits for
+    /// input that never comes. Its end shows as the end of its output.
+    #[test]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the grandchild is told by a variable what it is"
+    )]
+    fn a_child_ends_with_its_parent() {
+        if std::env::var_os(CHILD).is_some() {
+            end_with_parent(std::os::unix::process::parent_id(), DeathSignal::Kill).unwrap();
+            println!("armed");
+            let read = io::stdin().read(&mut [0]);
+            panic!("the parent's death went unnoticed: {read:?}");
+        }
+        let mut shell = Command::new("sh")
+            .args(["-c", "exec 3<&0; \"$0\" \"$@\" <&3 & wait"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["sys::process::tests::a_child_ends_with_its_parent"])
+            .args(["--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(shell.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("armed") {
+            line.clear();
+            assert_ne!(output.read_line(&mut line).unwrap(), 0, "no child came up");
+        }
+        let input = shell.stdin.take().unwrap();
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        let mut fds = [PollFd::new(output.get_ref(), PollFlags::IN)];
+        let deadline = Timespec {
+            tv_sec: 10,
+            tv_nsec: 0,
+        };
+        assert_eq!(poll(&mut fds, Some(&deadline)).unwrap(), 1, "it lives on");
+        line.clear();
+        output.read_to_string(&mut line).unwrap();
+        assert!(!line.contains("unnoticed"), "{line}");
+        drop(input);
+    }
+
+    #[test]
+    fn a_boot_has_one_identity() {
+        let id = boot_id().unwrap();
+        assert_eq!(id.len(), 36);
+        assert_eq!(boot_id().unwrap(), id);
+    }
+
+    #[test]
+    fn a_parent_that_is_not_ours_is_told() {
+        let error = end_with_parent(0, DeathSignal::Terminate).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+        set_parent_process_death_signal(None).unwrap();
+    }
+}
