@@ -6,7 +6,7 @@
 //! ```text
 //! Waiting --connection up--> Lending --Lease--> Reading --last completion--> Completing --Ranks--> done
 //!    |                          |                  |                             |
-//!    '--- no connection --------'--- closed, late -'---- closed, late -----------'--> done, by the loans' ranks
+//!    '--- no connection --------'-- closed, late --'---- closed, late -----------'-> done, by the loans' ranks
 //! ```
 //!
 //! The deadline of a lease counts from **before** its request (or renewal) was sent, less a margin
@@ -16,17 +16,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::landing::{Landing, Published};
+use super::fetch::{Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Violation};
+use super::landing::Landing;
 use super::outbox::Outbox;
 use crate::event::{Event, EventSink};
-use crate::fabric::{ConnectionId, RemoteSpan};
+use crate::fabric::{Completion, ConnectionId, ReadBatch};
 use crate::limits;
-use crate::protocol::{Loan, LoanStatus};
-use crate::store::Found;
-use crate::transfer::{BlockRead, Finished, FinishedBlock, TransferId, Transfers};
-use crate::types::{
-    BlockHash, BlockKey, EvictionRank, LeaseId, NamespaceId, NodeId, RequestId, Scope, Timestamp,
-};
+use crate::protocol::{AbortReason, Message, Outcomes, rank};
+use crate::transfer::{FinishedBlock, TransferId, Transfers};
+use crate::types::{LeaseId, NodeEpoch, NodeId, RequestId, Scope, Timestamp};
 
 /// Deadlines of a requester.
 #[derive(Debug, Clone, Copy)]
@@ -43,94 +41,15 @@ pub struct RequesterConfig {
 /// The slowest rate that is not yet a failure: a transfer's deadline grows by its bytes over this.
 const SLOWEST_BYTES_PER_SECOND: u64 = 16 << 20;
 
-/// Completions kept per node for its next connection. One more drops the oldest, whose rank step is
-/// then lost: eviction quality, never data.
+/// Completions kept for the next connection to their node. One more drops the oldest, whose rank
+/// step is then lost: eviction quality, never data.
 const REPLAYS_MAX: usize = 64;
-
-/// A fetch, as its asker numbers it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FetchId(pub u64);
-
-/// A wish for blocks of one owner.
-#[derive(Debug, Clone)]
-pub struct FetchRequest {
-    /// Its number, unique while it runs.
-    pub id: FetchId,
-    /// The owner.
-    pub node: NodeId,
-    /// The blocks' namespace.
-    pub namespace: NamespaceId,
-    /// The blocks, prefix order, at most [`limits::LEND_BLOCKS_MAX`].
-    pub hashes: Vec<BlockHash>,
-}
-
-/// What became of one block of a fetch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FetchOutcome {
-    /// Resident here now and pinned once for the asker. `fetched` is `false` where it turned out to
-    /// be resident already.
-    Ready {
-        /// The resident.
-        found: Found,
-        /// Whether this fetch brought it.
-        fetched: bool,
-    },
-    /// The owner does not have it.
-    NotFound,
-    /// The owner, or this node, has no room for it now.
-    Busy,
-    /// It did not arrive.
-    Failed(Scope),
-}
-
-/// A fetch that is over.
-#[derive(Debug)]
-pub struct Fetched {
-    /// Which.
-    pub id: FetchId,
-    /// The owner that was asked.
-    pub node: NodeId,
-    /// One outcome per hash, in the order asked.
-    pub outcomes: Vec<FetchOutcome>,
-    /// How long to leave that owner alone, milliseconds.
-    pub pause_ms: u32,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Wanted {
-    position: u16,
-    rank: u8,
-    checksum: u64,
-}
-
-#[derive(Debug)]
-enum Phase<M> {
-    Waiting,
-    Lending,
-    Reading { transfer: TransferId, wanted: Vec<Wanted>, ttl: Duration, renewed: Timestamp },
-    Completing { landed: Vec<(Wanted, M)> },
-}
-
-#[derive(Debug)]
-struct Fetch<M> {
-    request: FetchRequest,
-    connection: Option<ConnectionId>,
-    outcomes: Vec<FetchOutcome>,
-    phase: Phase<M>,
-    lease: LeaseId,
-    /// When the first message of the current phase left: what deadlines count from.
-    since: Timestamp,
-    deadline: Timestamp,
-    /// No renewal moves the reads beyond this.
-    reads_end: Timestamp,
-    pause_ms: u32,
-}
 
 #[derive(Debug)]
 struct Replay {
     node: NodeId,
     lease: LeaseId,
-    blocks: u16,
+    count: u16,
     bitmap: Vec<u8>,
 }
 
@@ -138,46 +57,33 @@ struct Replay {
 #[derive(Debug)]
 pub(super) struct Requester<L: Landing> {
     config: RequesterConfig,
+    epoch: NodeEpoch,
     fetches: BTreeMap<RequestId, Fetch<L::Memory>>,
     next_request: u64,
-    pub(super) transfers: Transfers<L::Memory>,
+    transfers: Transfers<L::Memory>,
     replays: VecDeque<Replay>,
     done: VecDeque<Fetched>,
-    scratch: Vec<FinishedBlock<L::Memory>>,
-}
-
-/// The peer did what no honest peer does; its connection must be closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Violation;
-
-/// A lease as it arrived.
-#[derive(Debug)]
-pub(super) struct Granted<'a, I> {
-    pub(super) connection: ConnectionId,
-    pub(super) request: RequestId,
-    pub(super) lease: LeaseId,
-    pub(super) ttl: Duration,
-    pub(super) pause_ms: u32,
-    pub(super) loans: I,
-    /// What the peer said it lends from.
-    pub(super) regions: &'a [(u32, u64, u64)],
+    finished: Vec<FinishedBlock<L::Memory>>,
+    bitmap: Vec<u8>,
 }
 
 impl<L: Landing> Requester<L> {
-    pub(super) fn new(config: RequesterConfig, transfers: Transfers<L::Memory>) -> Self {
+    pub(super) fn new(
+        config: RequesterConfig,
+        epoch: NodeEpoch,
+        transfers: Transfers<L::Memory>,
+    ) -> Self {
         Self {
             config,
+            epoch,
             fetches: BTreeMap::new(),
             next_request: 1,
             transfers,
             replays: VecDeque::new(),
             done: VecDeque::new(),
-            scratch: Vec::new(),
+            finished: Vec::new(),
+            bitmap: Vec::new(),
         }
-    }
-
-    pub(super) fn running(&self) -> usize {
-        self.fetches.len()
     }
 
     /// Takes a fetch; over `connection` at once, or when one to its node is up.
@@ -188,29 +94,25 @@ impl<L: Landing> Requester<L> {
         outbox: &mut Outbox,
         now: Timestamp,
     ) {
-        let blocks = request.hashes.len();
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        let mut fetch = Fetch {
-            request,
-            connection: None,
-            outcomes: vec![FetchOutcome::Failed(Scope::Local); blocks],
-            phase: Phase::Waiting,
-            lease: LeaseId::NONE,
-            since: now,
-            deadline: now + self.config.answer_timeout,
-            reads_end: now,
-            pause_ms: 0,
-        };
-        if blocks == 0 || blocks > limits::LEND_BLOCKS_MAX {
+        let timeout = self.config.answer_timeout;
+        let mut fetch = Fetch::new(request, now, timeout);
+        if !(1..=limits::LEND_BLOCKS_MAX).contains(&fetch.outcomes.len()) {
             fetch.outcomes.fill(FetchOutcome::Failed(Scope::Request));
             self.done.push_back(fetch.finished());
             return;
         }
         if let Some(connection) = connection {
-            fetch.lend(id, connection, outbox, now, self.config.answer_timeout);
+            fetch.lend(id, (connection, timeout), outbox, now);
         }
         self.fetches.insert(id, fetch);
+    }
+
+    /// Whether a fetch waits for a connection to this node.
+    pub(super) fn waits_for(&self, node: NodeId) -> bool {
+        let waiting = |fetch: &Fetch<_>| matches!(fetch.phase, Phase::Waiting);
+        self.fetches.values().any(|fetch| fetch.request.node == node && waiting(fetch))
     }
 
     /// A connection to `node` is up: completions that are owed first, then the waiting fetches.
@@ -221,18 +123,24 @@ impl<L: Landing> Requester<L> {
         outbox: &mut Outbox,
         now: Timestamp,
     ) {
+        let epoch = self.epoch;
         self.replays.retain(|replay| {
-            if replay.node == node {
-                outbox.complete(connection, replay.lease, replay.blocks, &replay.bitmap);
+            if replay.node == node
+                && let Some(outcomes) = Outcomes::new(replay.count, &replay.bitmap)
+            {
+                let lease = replay.lease;
+                outbox.send(connection, &Message::Complete { lease, epoch, outcomes });
             }
             replay.node != node
         });
-        // Whatever else an earlier connection was granted is not used any more: its reads are over.
-        outbox.abort(connection, LeaseId::NONE);
+        // What else was granted over earlier connections is read no more: they are gone, and their
+        // flushes were polled before this one came up or will be ignored by the holder's cut.
+        let reason = AbortReason::Reconnected;
+        outbox.send(connection, &Message::Abort { lease: LeaseId::NONE, reason });
         let timeout = self.config.answer_timeout;
         for (id, fetch) in &mut self.fetches {
             if fetch.request.node == node && matches!(fetch.phase, Phase::Waiting) {
-                fetch.lend(*id, connection, outbox, now, timeout);
+                fetch.lend(*id, (connection, timeout), outbox, now);
             }
         }
     }
@@ -249,7 +157,6 @@ impl<L: Landing> Requester<L> {
         &mut self,
         connection: ConnectionId,
         scope: Scope,
-        landing: &mut L,
         sink: &dyn EventSink,
     ) {
         self.transfers.handle_closed(connection, scope);
@@ -258,8 +165,10 @@ impl<L: Landing> Requester<L> {
         });
         for fetch in self.fetches.values_mut().filter(|f| f.connection == Some(connection)) {
             fetch.connection = None;
+            if let Phase::Completing { .. } = fetch.phase {
+                owe(&mut self.replays, fetch);
+            }
         }
-        self.publish_unanswered(landing, |fetch| fetch.connection.is_none());
     }
 
     fn fail_where(
@@ -279,44 +188,43 @@ impl<L: Landing> Requester<L> {
     /// The holder's answer to a lend.
     pub(super) fn handle_lease(
         &mut self,
-        granted: Granted<'_, impl ExactSizeIterator<Item = Loan>>,
+        granted: &Granted<'_>,
         landing: &mut L,
         outbox: &mut Outbox,
         now: Timestamp,
     ) -> Result<(), Violation> {
+        let abort = |outbox: &mut Outbox, reason| {
+            if granted.lease != LeaseId::NONE {
+                let lease = granted.lease;
+                outbox.send(granted.connection, &Message::Abort { lease, reason });
+            }
+        };
         let Some(fetch) = self.fetches.get_mut(&granted.request).filter(|fetch| {
             fetch.connection == Some(granted.connection) && matches!(fetch.phase, Phase::Lending)
         }) else {
             // The answer to a request that was given up: nothing reads under this lease.
-            outbox.abort(granted.connection, granted.lease);
+            abort(outbox, AbortReason::Late);
             return Ok(());
         };
-        if granted.loans.len() != fetch.outcomes.len() {
-            return Err(Violation);
-        }
         fetch.lease = granted.lease;
         fetch.pause_ms = granted.pause_ms;
-        let until = lease_end(fetch.since, granted.ttl, self.config.lease_margin);
-        let connection = granted.connection;
         let (reads, wanted) = fetch.accept(granted, landing)?;
+        let bytes: u64 = reads.iter().map(|(read, _)| u64::from(read.remote.len)).sum();
+        let allowance = Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
+        fetch.reads_end = now + self.config.transfer_timeout + allowance;
+        let until = lease_end(fetch.lent, granted.ttl, self.config.lease_margin);
+        let until = until.min(fetch.reads_end);
         if reads.is_empty() || until <= now {
-            fetch.outcomes.iter_mut().for_each(FetchOutcome::time_out);
-            if fetch.lease != LeaseId::NONE {
-                outbox.abort(connection, fetch.lease);
+            let late = !reads.is_empty();
+            abort(outbox, if late { AbortReason::Late } else { AbortReason::NoMemory });
+            if let Some(fetch) = self.fetches.remove(&granted.request) {
+                self.done.push_back(fetch.finished());
             }
-            fetch.phase = Phase::Completing { landed: Vec::new() };
-        } else {
-            let bytes: u64 = reads.iter().map(|(read, _)| u64::from(read.remote.len)).sum();
-            fetch.reads_end = now
-                + self.config.transfer_timeout
-                + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
-            fetch.deadline = fetch.reads_end;
-            let until = until.min(fetch.reads_end);
-            let transfer = self.transfers.begin(connection, until, reads.into_iter());
-            let (ttl, renewed) = (until.since(fetch.since), fetch.since);
-            fetch.phase = Phase::Reading { transfer, wanted, ttl, renewed };
+            return Ok(());
         }
-        self.finish_empty();
+        let transfer = self.transfers.begin(granted.connection, until, reads.into_iter());
+        let (ttl, asked) = (granted.ttl, fetch.lent);
+        fetch.phase = Phase::Reading { transfer, wanted, ttl, asked };
         Ok(())
     }
 
@@ -324,92 +232,76 @@ impl<L: Landing> Requester<L> {
     /// to the deadline that they have.
     pub(super) fn handle_renewed(&mut self, on: ConnectionId, lease: LeaseId, ttl: Duration) {
         let margin = self.config.lease_margin;
-        let Some(fetch) = self
-            .fetches
-            .values_mut()
-            .find(|fetch| fetch.lease == lease && fetch.connection == Some(on))
-        else {
-            return;
-        };
-        if let Phase::Reading { transfer, renewed, .. } = &fetch.phase
+        let on_it = |fetch: &&mut Fetch<_>| fetch.lease == lease && fetch.connection == Some(on);
+        if let Some(fetch) = self.fetches.values_mut().find(on_it)
+            && let Phase::Reading { transfer, asked, .. } = &fetch.phase
             && !ttl.is_zero()
         {
-            let until = lease_end(*renewed, ttl, margin).min(fetch.reads_end);
+            let until = lease_end(*asked, ttl, margin).min(fetch.reads_end);
             self.transfers.extend(*transfer, until);
         }
     }
 
-    /// Transfers that ended: verify, complete, and publish where the holder can not be told.
-    pub(super) fn handle_finished(
+    /// Fills a batch of READs to post on the connection that is answered.
+    pub(super) fn poll_post(&mut self, batch: &mut ReadBatch) -> Option<ConnectionId> {
+        self.transfers.poll_post(batch)
+    }
+
+    pub(super) fn handle_post_refused(
+        &mut self,
+        connection: ConnectionId,
+        batch: &ReadBatch,
+        scope: Scope,
+    ) {
+        self.transfers.handle_post_refused(connection, batch, scope);
+    }
+
+    pub(super) fn handle_completion(&mut self, completion: &Completion, sink: &dyn EventSink) {
+        if !self.transfers.handle_completion(completion) {
+            sink.emit(Event::StaleCompletion);
+        }
+    }
+
+    /// A connection whose READs must be flushed.
+    pub(super) fn poll_break(&mut self) -> Option<ConnectionId> {
+        self.transfers.poll_break()
+    }
+
+    /// Ends what can end: verifies and completes transfers that are over, and publishes what landed
+    /// where the holder can no longer answer.
+    pub(super) fn settle(
         &mut self,
         landing: &mut L,
         outbox: &mut Outbox,
         sink: &dyn EventSink,
         now: Timestamp,
     ) {
-        let mut blocks = std::mem::take(&mut self.scratch);
+        let mut blocks = std::mem::take(&mut self.finished);
         while let Some(finished) = self.transfers.poll_finished(&mut blocks) {
-            self.finish_reads(&finished, &mut blocks, (landing, outbox, sink), now);
+            let reading = |fetch: &&mut Fetch<_>| fetch.reads(finished.id);
+            if let Some(fetch) = self.fetches.values_mut().find(reading) {
+                verify(fetch, &mut blocks, landing, (sink, now));
+                fetch.deadline = now + self.config.answer_timeout;
+                let count = fetch.pack_outcomes(&mut self.bitmap);
+                match (fetch.connection, Outcomes::new(count, &self.bitmap)) {
+                    (Some(connection), Some(outcomes)) => {
+                        let (lease, epoch) = (fetch.lease, self.epoch);
+                        outbox.send(connection, &Message::Complete { lease, epoch, outcomes });
+                    }
+                    _ => owe(&mut self.replays, fetch),
+                }
+            }
             blocks.clear();
         }
-        self.scratch = blocks;
-        self.finish_empty();
-        self.publish_unanswered(landing, |fetch| fetch.connection.is_none());
-    }
-
-    fn finish_reads(
-        &mut self,
-        finished: &Finished,
-        blocks: &mut Vec<FinishedBlock<L::Memory>>,
-        (landing, outbox, sink): (&mut L, &mut Outbox, &dyn EventSink),
-        now: Timestamp,
-    ) {
-        let Some(fetch) = self.fetches.values_mut().find(
-            |fetch| matches!(&fetch.phase, Phase::Reading { transfer, .. } if *transfer == finished.id),
-        ) else {
-            return;
-        };
-        let wanted = match std::mem::replace(&mut fetch.phase, Phase::Waiting) {
-            Phase::Reading { wanted, .. } => wanted,
-            _ => return,
-        };
-        let mut landed = Vec::with_capacity(blocks.len());
-        let mut bytes = 0;
-        for (want, block) in wanted.into_iter().zip(blocks.drain(..)) {
-            let failure = match block.outcome {
-                Ok(()) if landing.checksum(&block.destination) == want.checksum => None,
-                Ok(()) => {
-                    sink.emit(Event::ChecksumMismatch);
-                    Some(Scope::Peer)
-                }
-                Err(scope) => Some(scope),
-            };
-            match failure {
-                None => {
-                    bytes += u64::from(landing.span(&block.destination).len);
-                    landed.push((want, block.destination));
-                }
-                Some(scope) => {
-                    sink.emit(Event::TransferFailed { blocks: 1, scope });
-                    fetch.set(want.position, FetchOutcome::Failed(scope));
-                }
-            }
+        self.finished = blocks;
+        let over = self.fetches.extract_if(.., |_, fetch| match &fetch.phase {
+            Phase::Completing { landed } => landed.is_empty() || fetch.connection.is_none(),
+            _ => false,
+        });
+        for (_, mut fetch) in over {
+            fetch.publish(landing, |_| None);
+            self.done.push_back(fetch.finished());
         }
-        if !landed.is_empty() {
-            let blocks = landed.len() as u64;
-            let took = now.since(fetch.since);
-            sink.emit(Event::TransferSucceeded { blocks, bytes, took });
-        }
-        let bitmap = bitmap(fetch.outcomes.len(), landed.iter().map(|(want, _)| want.position));
-        match fetch.connection {
-            Some(connection) => {
-                outbox.complete(connection, fetch.lease, fetch.blocks(), &bitmap);
-            }
-            None => owe(&mut self.replays, fetch, bitmap),
-        }
-        fetch.since = now;
-        fetch.deadline = now + self.config.answer_timeout;
-        fetch.phase = Phase::Completing { landed };
     }
 
     /// The holder's answer to a completion: the rank that each block starts with here.
@@ -420,13 +312,13 @@ impl<L: Landing> Requester<L> {
         ranks: &[u8],
         landing: &mut L,
     ) {
-        let done = self.fetches.iter_mut().find(|(_, fetch)| {
+        let answered = self.fetches.iter_mut().find(|(_, fetch)| {
             fetch.lease == lease
                 && fetch.connection == Some(on)
                 && matches!(fetch.phase, Phase::Completing { .. })
         });
-        if let Some((&id, fetch)) = done {
-            fetch.publish(landing, |position| ranks.get(usize::from(position)).copied());
+        if let Some((&id, fetch)) = answered {
+            fetch.publish(landing, |at| ranks.get(usize::from(at)).copied().and_then(rank));
             if let Some(fetch) = self.fetches.remove(&id) {
                 self.done.push_back(fetch.finished());
             }
@@ -436,7 +328,6 @@ impl<L: Landing> Requester<L> {
     /// Renewals, and answers that did not come.
     pub(super) fn handle_timeout(
         &mut self,
-        landing: &mut L,
         outbox: &mut Outbox,
         sink: &dyn EventSink,
         now: Timestamp,
@@ -446,56 +337,72 @@ impl<L: Landing> Requester<L> {
             matches!(fetch.phase, Phase::Waiting | Phase::Lending) && fetch.deadline <= now
         });
         for fetch in self.fetches.values_mut() {
-            if let Phase::Completing { landed } = &fetch.phase
-                && fetch.deadline <= now
-                && fetch.connection.is_some()
-            {
-                let landed = landed.iter().map(|(want, _)| want.position);
-                let bitmap = bitmap(fetch.outcomes.len(), landed);
-                owe(&mut self.replays, fetch, bitmap);
+            if matches!(fetch.phase, Phase::Completing { .. }) && fetch.deadline <= now {
+                owe(&mut self.replays, fetch);
                 fetch.connection = None;
             }
             if let (Some(at), Some(connection)) = (fetch.renewal(), fetch.connection)
                 && at <= now
-                && let Phase::Reading { renewed, .. } = &mut fetch.phase
+                && let Phase::Reading { asked, .. } = &mut fetch.phase
             {
-                outbox.renew(connection, fetch.lease);
-                *renewed = now;
+                outbox.send(connection, &Message::Renew { lease: fetch.lease });
+                *asked = now;
             }
         }
-        self.publish_unanswered(landing, |fetch| fetch.connection.is_none());
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        let own = self.fetches.values().map(|fetch| match fetch.renewal() {
-            Some(renewal) => renewal.min(fetch.deadline),
-            None => fetch.deadline,
-        });
+        let own = self.fetches.values().map(|fetch| fetch.renewal().unwrap_or(fetch.deadline));
         own.chain(self.transfers.poll_timeout()).min()
     }
 
     pub(super) fn poll_fetched(&mut self) -> Option<Fetched> {
         self.done.pop_front()
     }
+}
 
-    /// Fetches that wait for ranks which will not come: publish by the ranks in the loans.
-    fn publish_unanswered(&mut self, landing: &mut L, which: impl Fn(&Fetch<L::Memory>) -> bool) {
-        let over = self.fetches.extract_if(.., |_, fetch| {
-            matches!(fetch.phase, Phase::Completing { .. }) && which(fetch)
+impl<M> Fetch<M> {
+    fn reads(&self, id: TransferId) -> bool {
+        matches!(&self.phase, Phase::Reading { transfer, .. } if *transfer == id)
+    }
+}
+
+/// Sorts the blocks of a finished transfer into what landed whole and what failed.
+fn verify<L: Landing>(
+    fetch: &mut Fetch<L::Memory>,
+    blocks: &mut Vec<FinishedBlock<L::Memory>>,
+    landing: &L,
+    (sink, now): (&dyn EventSink, Timestamp),
+) {
+    let nothing = Phase::Completing { landed: Vec::with_capacity(blocks.len()) };
+    let Phase::Reading { wanted, .. } = std::mem::replace(&mut fetch.phase, nothing) else {
+        return;
+    };
+    let (mut landed, mut bytes) = (Vec::with_capacity(blocks.len()), 0);
+    for (want, block) in wanted.into_iter().zip(blocks.drain(..)) {
+        let outcome = block.outcome.and_then(|()| {
+            if landing.checksum(&block.destination) == want.checksum {
+                return Ok(());
+            }
+            sink.emit(Event::ChecksumMismatch);
+            Err(Scope::Peer)
         });
-        for (_, mut fetch) in over {
-            fetch.publish(landing, |_| None);
-            self.done.push_back(fetch.finished());
+        match outcome {
+            Ok(()) => {
+                bytes += u64::from(landing.span(&block.destination).len);
+                landed.push((want, block.destination));
+            }
+            Err(scope) => {
+                sink.emit(Event::TransferFailed { blocks: 1, scope });
+                fetch.set(want.position, FetchOutcome::Failed(scope));
+            }
         }
     }
-
-    /// Fetches of which no block landed have nothing to wait for.
-    fn finish_empty(&mut self) {
-        let over = self.fetches.extract_if(.., |_, fetch| {
-            matches!(&fetch.phase, Phase::Completing { landed } if landed.is_empty())
-        });
-        self.done.extend(over.map(|(_, fetch)| fetch.finished()));
+    if !landed.is_empty() {
+        let (blocks, took) = (landed.len() as u64, now.since(fetch.lent));
+        sink.emit(Event::TransferSucceeded { blocks, bytes, took });
     }
+    fetch.phase = Phase::Completing { landed };
 }
 
 /// When a requester stops using a lease: counted from before it asked, less the margin.
@@ -503,150 +410,12 @@ fn lease_end(asked: Timestamp, ttl: Duration, margin: Duration) -> Timestamp {
     asked + ttl.saturating_sub(margin)
 }
 
-fn owe<M>(replays: &mut VecDeque<Replay>, fetch: &Fetch<M>, bitmap: Vec<u8>) {
+/// Keeps a completion for the next connection to its holder.
+fn owe<M>(replays: &mut VecDeque<Replay>, fetch: &Fetch<M>) {
     if replays.len() >= REPLAYS_MAX {
         replays.pop_front();
     }
-    let (node, lease, blocks) = (fetch.request.node, fetch.lease, fetch.blocks());
-    replays.push_back(Replay { node, lease, blocks, bitmap });
-}
-
-fn bitmap(blocks: usize, set: impl Iterator<Item = u16>) -> Vec<u8> {
-    let mut bits = vec![0; blocks.div_ceil(8)];
-    for position in set {
-        if let Some(byte) = bits.get_mut(usize::from(position / 8)) {
-            *byte |= 1 << (position % 8);
-        }
-    }
-    bits
-}
-
-impl FetchOutcome {
-    fn time_out(&mut self) {
-        if *self == Self::Failed(Scope::Local) {
-            *self = Self::Failed(Scope::Path);
-        }
-    }
-}
-
-/// A block of a new transfer: its READ, and the memory that it lands in.
-type Reads<M> = Vec<(BlockRead, M)>;
-
-impl<M: std::fmt::Debug> Fetch<M> {
-    fn lend(
-        &mut self,
-        id: RequestId,
-        connection: ConnectionId,
-        outbox: &mut Outbox,
-        now: Timestamp,
-        timeout: Duration,
-    ) {
-        outbox.lend(connection, id, self.request.namespace, &self.request.hashes);
-        self.connection = Some(connection);
-        (self.since, self.deadline) = (now, now + timeout);
-        self.phase = Phase::Lending;
-    }
-
-    /// At most LEND_BLOCKS_MAX, checked at the start.
-    fn blocks(&self) -> u16 {
-        u16::try_from(self.outcomes.len()).unwrap_or(u16::MAX)
-    }
-
-    fn set(&mut self, position: u16, outcome: FetchOutcome) {
-        if let Some(slot) = self.outcomes.get_mut(usize::from(position)) {
-            *slot = outcome;
-        }
-    }
-
-    /// When to ask for more time: halfway through the lease.
-    fn renewal(&self) -> Option<Timestamp> {
-        match &self.phase {
-            Phase::Reading { ttl, renewed, .. } => Some(*renewed + *ttl / 2),
-            _ => None,
-        }
-    }
-
-    /// Sorts the loans into outcomes and reads, and reserves memory for the latter.
-    fn accept<L: Landing<Memory = M>>(
-        &mut self,
-        granted: Granted<'_, impl ExactSizeIterator<Item = Loan>>,
-        landing: &mut L,
-    ) -> Result<(Reads<M>, Vec<Wanted>), Violation> {
-        let mut wanted = Vec::with_capacity(self.outcomes.len());
-        let mut spans = Vec::with_capacity(self.outcomes.len());
-        for (position, (loan, outcome)) in granted.loans.zip(&mut self.outcomes).enumerate() {
-            *outcome = match loan.status {
-                LoanStatus::Ready if is_lent_from(&loan.span, granted.regions) => {
-                    let position = u16::try_from(position).unwrap_or(u16::MAX);
-                    wanted.push(Wanted { position, rank: loan.rank, checksum: loan.checksum });
-                    spans.push(loan.span);
-                    FetchOutcome::Failed(Scope::Local)
-                }
-                LoanStatus::Ready => return Err(Violation),
-                LoanStatus::NotFound => FetchOutcome::NotFound,
-                LoanStatus::Busy => FetchOutcome::Busy,
-                LoanStatus::Failed => FetchOutcome::Failed(Scope::Peer),
-            };
-        }
-        let sizes: Vec<u32> = spans.iter().map(|span| span.len).collect();
-        let mut memory = Vec::with_capacity(sizes.len());
-        landing.reserve(&sizes, &mut memory);
-        for want in wanted.drain(memory.len().min(wanted.len())..) {
-            if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
-                *outcome = FetchOutcome::Busy;
-            }
-        }
-        let reads = spans
-            .into_iter()
-            .zip(memory)
-            .map(|(remote, memory)| (BlockRead { remote, local: landing.span(&memory) }, memory))
-            .collect();
-        Ok((reads, wanted))
-    }
-
-    /// Makes what landed resident; ranks are the holder's answer, or else those of the loans.
-    fn publish<L: Landing<Memory = M>>(
-        &mut self,
-        landing: &mut L,
-        answered: impl Fn(u16) -> Option<u8>,
-    ) {
-        let Phase::Completing { landed } = std::mem::replace(&mut self.phase, Phase::Waiting)
-        else {
-            return;
-        };
-        for (want, memory) in landed {
-            let rank = answered(want.position).filter(|rank| *rank > 0).unwrap_or(want.rank);
-            let Some(&hash) = self.request.hashes.get(usize::from(want.position)) else { continue };
-            let key = BlockKey { namespace: self.request.namespace, hash };
-            let rank = EvictionRank::clamped(u32::from(rank));
-            let outcome = match landing.publish(key, memory, want.checksum, rank) {
-                Published::Stored(found) => FetchOutcome::Ready { found, fetched: true },
-                Published::AlreadyResident(found) => FetchOutcome::Ready { found, fetched: false },
-                Published::Full => FetchOutcome::Busy,
-            };
-            self.set(want.position, outcome);
-        }
-    }
-
-    fn finished(self) -> Fetched {
-        Fetched {
-            id: self.request.id,
-            node: self.request.node,
-            outcomes: self.outcomes,
-            pause_ms: self.pause_ms,
-        }
-    }
-}
-
-/// Whether a loan lies within one of the regions that its holder declared at the handshake.
-fn is_lent_from(span: &RemoteSpan, regions: &[(u32, u64, u64)]) -> bool {
-    (limits::BLOCK_BYTES_MIN..=limits::BLOCK_BYTES_MAX).contains(&span.len)
-        && regions.iter().any(|&(rkey, address, len)| {
-            rkey == span.rkey
-                && span
-                    .address
-                    .checked_sub(address)
-                    .and_then(|offset| offset.checked_add(u64::from(span.len)))
-                    .is_some_and(|end| end <= len)
-        })
+    let mut bitmap = Vec::new();
+    let count = fetch.pack_outcomes(&mut bitmap);
+    replays.push_back(Replay { node: fetch.request.node, lease: fetch.lease, count, bitmap });
 }

@@ -324,10 +324,11 @@ impl<'a> Body<'a> {
     fn abort(&mut self) -> Result<Message<'a>, DecodeError> {
         let wire = self.take::<wire::Abort>()?;
         self.zero(&wire.reserved)?;
-        Ok(Message::Abort {
-            lease: self.some_lease(wire.lease)?,
-            reason: AbortReason::from_code(wire.reason).ok_or(self.value("reason"))?,
-        })
+        let reason = AbortReason::from_code(wire.reason).ok_or(self.value("reason"))?;
+        let lease = LeaseId(wire.lease.get());
+        let all = reason == AbortReason::Reconnected;
+        self.check((lease == LeaseId::NONE) == all, "lease")?;
+        Ok(Message::Abort { lease, reason })
     }
 
     fn ping(&mut self) -> Result<Message<'a>, DecodeError> {

@@ -83,6 +83,8 @@ codes! {
         Draining = 5, "draining";
         /// Both ends have one node id.
         SameNode = 6, "same_node";
+        /// Another node, connected now, reads under this requester identity.
+        RequesterInUse = 7, "requester_in_use";
     }
 }
 
@@ -95,6 +97,8 @@ codes! {
         NoMemory = 2, "no_memory";
         /// The answer came too late to be used.
         Late = 3, "late";
+        /// Names no lease but all that were granted before this connection: none is read any more.
+        Reconnected = 4, "reconnected";
     }
 }
 

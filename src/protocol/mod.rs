@@ -151,7 +151,7 @@ pub enum Message<'a> {
     },
     /// Gives a lease back unread.
     Abort {
-        /// The lease.
+        /// The lease; [`LeaseId::NONE`] exactly where the reason is [`AbortReason::Reconnected`].
         lease: LeaseId,
         /// Why.
         reason: AbortReason,

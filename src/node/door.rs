@@ -1,0 +1,223 @@
+//! What local engines ask of the node, through the door.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Inner;
+use super::residency::{Admitted, Reserved};
+use crate::event::Event;
+use crate::peer::FetchOutcome;
+use crate::policy::Origin;
+use crate::protocol::door::stat::StatReport;
+use crate::protocol::door::{
+    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PublishOutcome,
+};
+use crate::runtime::door::{self, DoorService, Page, PoolHandle, Publish, ReserveError};
+use crate::store::{Found, PinError, ResidentView};
+use crate::types::{BlockHash, BlockKey, Extent, Namespace, NamespaceId, ResidentCause, ResidentId};
+
+/// Names of namespaces that local engines have told, so that people can read them. Bounded: names
+/// beyond it are shown by their numbers.
+const NAMES_MAX: usize = 4096;
+
+impl door::Reserved for Reserved {
+    fn extent(&self) -> Extent {
+        self.memory.extent()
+    }
+}
+
+impl Inner {
+    fn learn(&self, namespace: &Namespace) -> NamespaceId {
+        let id = namespace.id();
+        let mut names = crate::sync::lock(&self.names);
+        if names.len() < NAMES_MAX {
+            names.insert(id, *namespace);
+        }
+        id
+    }
+
+    fn publish_one(&self, key: BlockKey, block: Publish<Reserved>, pulled: bool) -> PublishOutcome {
+        let Reserved { memory, stored_before } = block.memory;
+        let origin = Origin::Saved { owners: None };
+        match self.residency.admit(key, memory, block.checksum, origin, false) {
+            Admitted::Stored(_) => PublishOutcome::Stored,
+            Admitted::Full => PublishOutcome::Refused,
+            Admitted::AlreadyResident(found) => {
+                let cause = if pulled {
+                    ResidentCause::PeerFetch
+                } else if self.residency.came_after(&found, stored_before) {
+                    ResidentCause::DuplicateSave
+                } else {
+                    ResidentCause::PartialHit
+                };
+                self.residency.store.already_resident(&key, cause);
+                PublishOutcome::AlreadyResident(cause)
+            }
+        }
+    }
+}
+
+fn held(origin: BlockOrigin, found: &Found) -> AcquireOutcome {
+    AcquireOutcome::Ready(HeldBlock {
+        origin,
+        rank: found.rank,
+        extent: found.payload.extent,
+        checksum: found.payload.checksum,
+        hold: found.id,
+    })
+}
+
+impl DoorService for Inner {
+    type Reserved = Reserved;
+
+    fn pools(&self) -> Vec<PoolHandle<'_>> {
+        let handle = |pool: &'_ Arc<crate::memory::HostPool>| (pool.id(), pool.len());
+        self.residency
+            .pools
+            .iter()
+            .map(|pool| {
+                let (id, bytes) = handle(pool);
+                PoolHandle { id, bytes, file: pool.memfd() }
+            })
+            .collect()
+    }
+
+    fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reserved>, ReserveError> {
+        let largest = self.residency.pools.iter().map(|pool| pool.len()).max().unwrap_or(0);
+        let bytes: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
+        if bytes > largest {
+            return Err(ReserveError::Refused(format!(
+                "these blocks take {bytes} bytes and the largest memory pool has {largest}: reserve \
+                 fewer at a time, or give the node a larger --pool"
+            )));
+        }
+        match self.residency.reserve(sizes) {
+            Ok(memory) => {
+                Ok(memory.into_iter().map(|memory| self.residency.reserved(memory)).collect())
+            }
+            Err(busy) => Err(ReserveError::Busy { pause_ms: busy.pause_ms }),
+        }
+    }
+
+    fn publish(
+        &self,
+        namespace: &Namespace,
+        blocks: Vec<Publish<Reserved>>,
+        pulled: bool,
+    ) -> Vec<PublishOutcome> {
+        let namespace = self.learn(namespace);
+        let publish = |block: Publish<Reserved>| {
+            let key = BlockKey { namespace, hash: block.hash };
+            self.publish_one(key, block, pulled)
+        };
+        // Leaf first, so that the root of a prefix is the newest and the last to go.
+        let mut outcomes: Vec<_> = blocks.into_iter().rev().map(publish).collect();
+        outcomes.reverse();
+        outcomes
+    }
+
+    async fn acquire(
+        self: Arc<Self>,
+        namespace: Namespace,
+        hashes: Vec<BlockHash>,
+        fetch: bool,
+    ) -> Vec<AcquireOutcome> {
+        let namespace = self.learn(&namespace);
+        let keys: Vec<_> = hashes.iter().map(|&hash| BlockKey { namespace, hash }).collect();
+        let mut found = Vec::with_capacity(keys.len());
+        self.residency.store.hit_batch(&keys, true, &mut found);
+        let misses: Vec<usize> = (0..)
+            .zip(&found)
+            .filter_map(|(at, hit)| (*hit == Err(PinError::NotFound)).then_some(at))
+            .collect();
+        let sink = &self.residency.sink;
+        sink.emit(Event::LocalHits { blocks: (found.len() - misses.len()) as u64 });
+        sink.emit(Event::LocalMisses { blocks: misses.len() as u64 });
+        let mut outcomes: Vec<_> = found
+            .iter()
+            .map(|hit| match hit {
+                Ok(found) => held(BlockOrigin::Local, found),
+                Err(PinError::NotFound) => AcquireOutcome::NotFound,
+                Err(PinError::TooManyPins) => AcquireOutcome::Busy,
+            })
+            .collect();
+        if fetch && !misses.is_empty() {
+            let wanted: Vec<_> =
+                misses.iter().filter_map(|at| hashes.get(*at)).copied().collect();
+            let fetched = self.fetcher.fetch(namespace, &wanted).await;
+            for (at, got) in misses.iter().zip(fetched) {
+                if let Some(outcome) = outcomes.get_mut(*at) {
+                    *outcome = match got {
+                        FetchOutcome::Ready { found, fetched: true } => {
+                            held(BlockOrigin::Fetched, &found)
+                        }
+                        FetchOutcome::Ready { found, fetched: false } => {
+                            held(BlockOrigin::Local, &found)
+                        }
+                        FetchOutcome::NotFound => AcquireOutcome::NotFound,
+                        FetchOutcome::Busy => AcquireOutcome::Busy,
+                        FetchOutcome::Failed(_) => AcquireOutcome::Failed,
+                    };
+                }
+            }
+        }
+        outcomes
+    }
+
+    fn release(&self, holds: &[ResidentId]) {
+        self.residency.store.unpin_batch(holds);
+    }
+
+    fn finished_sending(&self, namespace: &Namespace, hashes: &[BlockHash]) -> u32 {
+        let namespace = namespace.id();
+        let moved = hashes.iter().rev().filter(|&&hash| {
+            self.residency.store.finished_sending(&BlockKey { namespace, hash }) == Some(true)
+        });
+        u32::try_from(moved.count()).unwrap_or(u32::MAX)
+    }
+
+    async fn flush(&self) -> bool {
+        self.announcer.flush(super::FLUSH_TIMEOUT).await.is_ok()
+    }
+
+    async fn stat(&self) -> serde_json::Value {
+        let report: StatReport = self.snapshot().await.report;
+        serde_json::to_value(report).unwrap_or_default()
+    }
+
+    fn list(&self, namespace: Option<&Namespace>, cursor: u64, max: usize) -> Page {
+        let wanted = namespace.map(Namespace::id);
+        let names: BTreeMap<NamespaceId, Namespace> = crate::sync::lock(&self.names).clone();
+        let mut views: Vec<ResidentView> = Vec::new();
+        let mut page = Page::default();
+        let mut cursor = u32::try_from(cursor).ok();
+        while let Some(at) = cursor
+            && page.entries.len() < max
+        {
+            views.clear();
+            // A page of the store is as large as what is still wanted, so that none is left over.
+            let room = u32::try_from(max - page.entries.len()).unwrap_or(u32::MAX);
+            cursor = self.residency.store.list(at, room, &mut views);
+            page.entries.extend(
+                views
+                    .iter()
+                    .filter(|view| wanted.is_none_or(|id| view.key.namespace == id))
+                    .map(|view| ListEntry {
+                        namespace: view.key.namespace,
+                        name: names.get(&view.key.namespace).copied(),
+                        hash: view.key.hash,
+                        rank: view.rank,
+                        bytes: view.payload.extent.len,
+                        pins: view.pins,
+                        requesters: u16::try_from(view.requesters).unwrap_or(u16::MAX),
+                    }),
+            );
+        }
+        page.next = cursor.map_or(0, u64::from);
+        page
+    }
+
+    fn evictions(&self, since: u64, max: usize) -> Vec<EvictedBlock> {
+        self.residency.evictions_since(since, max)
+    }
+}

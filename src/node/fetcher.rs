@@ -1,0 +1,207 @@
+//! Misses: ask the registry who holds them, fetch from several owners at once, and once more from
+//! others what failed.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::event::{Event, EventSink, RegistryCall};
+use crate::peer::FetchOutcome;
+use crate::registry::{OwnerRegistry, PlanQuery};
+use crate::runtime::clock::Clock;
+use crate::runtime::data::DataHandle;
+use crate::sync::{Mutex, lock};
+use crate::types::{BlockHash, BlockKey, NamespaceId, NodeId, Scope, Timestamp};
+
+/// Blocks of one lend: few enough that several leases of one read overlap, so that the holder's
+/// answer to one hides behind the bytes of another.
+const BLOCKS_PER_LEND: usize = 64;
+
+/// Leases that one read has in flight.
+const LENDS_IN_FLIGHT: usize = 4;
+
+/// The longest that a read waits for an owner that asked for a pause.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Rounds of a read: the plan, and one retry on other owners.
+const ROUNDS: usize = 2;
+
+/// Fetches blocks from their owners.
+#[derive(Debug)]
+pub(super) struct Fetcher {
+    node: NodeId,
+    registry: Arc<dyn OwnerRegistry>,
+    data: DataHandle<SocketAddr>,
+    clock: Clock,
+    sink: Arc<dyn EventSink>,
+    /// Owners that asked for a pause, and until when.
+    pauses: Mutex<HashMap<NodeId, Timestamp>>,
+    /// What spreads equal owners: a new number for each plan.
+    choice: AtomicU64,
+}
+
+/// Positions of one lend in the list that was asked for.
+#[derive(Debug)]
+struct Lend {
+    owner: NodeId,
+    address: String,
+    positions: Vec<usize>,
+}
+
+impl Fetcher {
+    pub(super) fn new(
+        node: NodeId,
+        registry: Arc<dyn OwnerRegistry>,
+        data: DataHandle<SocketAddr>,
+        clock: Clock,
+        sink: Arc<dyn EventSink>,
+    ) -> Self {
+        let pauses = Mutex::default();
+        Self { node, registry, data, clock, sink, pauses, choice: AtomicU64::new(0) }
+    }
+
+    /// One outcome per hash. Those that are ready are resident and pinned once.
+    pub(super) async fn fetch(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        hashes: &[BlockHash],
+    ) -> Vec<FetchOutcome> {
+        let mut outcomes = vec![FetchOutcome::NotFound; hashes.len()];
+        let mut avoid = Vec::new();
+        let mut open: Vec<usize> = (0..hashes.len()).collect();
+        for _round in 0..ROUNDS {
+            let lends = self.plan(namespace, hashes, &open, &avoid).await;
+            if lends.is_empty() {
+                break;
+            }
+            self.run(namespace, hashes, lends, &mut outcomes, &mut avoid).await;
+            open.retain(|at| {
+                matches!(outcomes.get(*at), Some(FetchOutcome::NotFound | FetchOutcome::Failed(_)))
+            });
+            if open.is_empty() || avoid.is_empty() {
+                break;
+            }
+        }
+        outcomes
+    }
+
+    /// Who to ask for what. A registry that does not answer leaves every block without an owner.
+    async fn plan(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[BlockHash],
+        open: &[usize],
+        avoid: &[NodeId],
+    ) -> Vec<Lend> {
+        let keys: Vec<BlockKey> = open
+            .iter()
+            .filter_map(|at| hashes.get(*at))
+            .map(|hash| BlockKey { namespace, hash: *hash })
+            .collect();
+        let choice = self.choice.fetch_add(1, Ordering::Relaxed);
+        let query = PlanQuery { asker: self.node, keys: &keys, avoid, choice };
+        let call = RegistryCall::Plan;
+        let plan = match self.registry.plan(query).await {
+            Ok(plan) => plan,
+            Err(error) => {
+                tracing::debug!(%error, "no plan: only local blocks can be read");
+                self.sink.emit(Event::RegistryFailed { call });
+                return Vec::new();
+            }
+        };
+        self.sink.emit(Event::RegistryAnswered { call });
+        let mut lends = Vec::new();
+        for (owner, segment) in plan.runs() {
+            let first = segment.first as usize;
+            let run = open.get(first..first + segment.count as usize).unwrap_or_default();
+            lends.extend(run.chunks(BLOCKS_PER_LEND).map(|positions| Lend {
+                owner: owner.node,
+                address: owner.address.clone(),
+                positions: positions.to_vec(),
+            }));
+        }
+        lends
+    }
+
+    async fn run(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        hashes: &[BlockHash],
+        lends: Vec<Lend>,
+        outcomes: &mut [FetchOutcome],
+        avoid: &mut Vec<NodeId>,
+    ) {
+        let mut waiting = lends.into_iter();
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < LENDS_IN_FLIGHT
+                && let Some(lend) = waiting.next()
+            {
+                let wanted: Vec<BlockHash> =
+                    lend.positions.iter().filter_map(|at| hashes.get(*at)).copied().collect();
+                let fetcher = Arc::clone(self);
+                running.spawn(async move {
+                    let got = fetcher.run_one(namespace, &lend, wanted).await;
+                    (lend, got)
+                });
+            }
+            let Some(joined) = running.join_next().await else { return };
+            // A lend that panicked leaves its blocks as they were: not found.
+            let Ok((lend, got)) = joined else { continue };
+            let disappointing = |outcome: &FetchOutcome| {
+                matches!(outcome, FetchOutcome::NotFound | FetchOutcome::Failed(_))
+            };
+            if got.iter().any(disappointing) && !avoid.contains(&lend.owner) {
+                avoid.push(lend.owner);
+            }
+            for (at, outcome) in lend.positions.iter().zip(got) {
+                if let Some(slot) = outcomes.get_mut(*at) {
+                    *slot = outcome;
+                }
+            }
+        }
+    }
+
+    async fn run_one(
+        &self,
+        namespace: NamespaceId,
+        lend: &Lend,
+        hashes: Vec<BlockHash>,
+    ) -> Vec<FetchOutcome> {
+        let blocks = hashes.len();
+        self.obey_pause(lend.owner).await;
+        let address = tokio::net::lookup_host(&lend.address).await.ok();
+        let Some(address) = address.and_then(|mut found| found.next()) else {
+            tracing::warn!(owner = %lend.owner, address = %lend.address, "no such address");
+            return vec![FetchOutcome::Failed(Scope::Peer); blocks];
+        };
+        match self.data.fetch(lend.owner, address, namespace, hashes).await {
+            Ok(fetched) => {
+                self.note_pause(lend.owner, fetched.pause_ms);
+                fetched.outcomes
+            }
+            Err(_stopped) => vec![FetchOutcome::Failed(Scope::Local); blocks],
+        }
+    }
+
+    async fn obey_pause(&self, owner: NodeId) {
+        let now = self.clock.now();
+        let until = lock(&self.pauses).get(&owner).copied();
+        if let Some(until) = until {
+            tokio::time::sleep(until.since(now).min(PAUSE_MAX)).await;
+        }
+    }
+
+    fn note_pause(&self, owner: NodeId, pause_ms: u32) {
+        let mut pauses = lock(&self.pauses);
+        let now = self.clock.now();
+        pauses.retain(|_, until| *until > now);
+        if pause_ms > 0 {
+            pauses.insert(owner, now + Duration::from_millis(pause_ms.into()));
+        }
+    }
+}

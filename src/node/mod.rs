@@ -1,0 +1,336 @@
+//! One node, put together: pools, store, fabric, data thread, reclaimer, registry, door.
+//!
+//! Start in the order in which things depend on each other, stop in the opposite one. Who talks to
+//! whom:
+//!
+//! ```text
+//! engine --door--> Inner --hits--> Store <--pins, commits-- Peers <--events-- Fabric <--> other nodes
+//!                    |               ^                        |
+//!                    | misses        | evicts                 | reserves, publishes
+//!                    v               |                        v
+//!                 Fetcher        Reclaimer ----------> Residency (Store + pools + announcer)
+//!                    '--plan--> OwnerRegistry <--announces-- Announcer
+//! ```
+
+mod door;
+mod evictions;
+mod fetcher;
+mod landing;
+mod options;
+mod residency;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub use options::{NodeError, NodeOptions, RegistryChoice};
+pub use residency::Reserved;
+
+use crate::event::EventSink;
+use crate::fabric::{Access, Fabric, FabricError};
+use crate::memory::{HostPool, Mapping};
+use crate::net::GrpcRegistry;
+use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
+use crate::protocol::door::stat::{
+    NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
+};
+use crate::protocol::{RegionEntry, SecretKey};
+use crate::registry::{
+    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, RegistryEpoch,
+};
+use crate::runtime::announce::{
+    AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
+};
+use crate::runtime::clock::Clock;
+use crate::runtime::data::{self, DataHandle, PeerSnapshot};
+use crate::runtime::door::{DoorOptions, DoorServer};
+use crate::runtime::reclaim::Reclaimer;
+use crate::store::{Store, StoreConfig};
+use crate::sync::Mutex;
+use crate::tcp::{TcpConfig, TcpFabric};
+use crate::types::{BlockKey, Namespace, NamespaceId, NodeId};
+use fetcher::Fetcher;
+use landing::{NodeLanding, PoolRegion};
+use residency::Residency;
+
+/// How long a local client waits for the registry to know what it saved.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest that a holder may take to answer a lend or a completion.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long each part of a node has to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The state of a node at one moment.
+#[derive(Debug, Clone)]
+pub struct NodeSnapshot {
+    /// As `kvrail stat` shows it.
+    pub report: StatReport,
+    /// Peers and leases.
+    pub peers: PeerSnapshot,
+}
+
+/// What the node's threads and tasks share.
+#[derive(Debug)]
+pub struct Inner {
+    identity: NodeIdentity,
+    requester: String,
+    transport: &'static str,
+    registry_name: String,
+    residency: Arc<Residency>,
+    fetcher: Arc<Fetcher>,
+    data: DataHandle<SocketAddr>,
+    announcer: AnnouncerHandle,
+    names: Mutex<BTreeMap<NamespaceId, Namespace>>,
+}
+
+/// A running node.
+#[derive(Debug)]
+pub struct Node {
+    inner: Arc<Inner>,
+    listen: SocketAddr,
+    door: DoorServer,
+    announcer: Announcer,
+    reclaimer: Reclaimer,
+    data: JoinHandle<Result<(), FabricError>>,
+}
+
+impl Residents for Residency {
+    fn list(&self, cursor: u32, max: usize, out: &mut Vec<BlockKey>) -> Option<u32> {
+        let mut views = Vec::with_capacity(max);
+        let next = self.store.list(cursor, u32::try_from(max).unwrap_or(u32::MAX), &mut views);
+        out.extend(views.iter().map(|view| view.key));
+        next
+    }
+
+    fn load(&self) -> Load {
+        Load { pause_ms: self.pause_ms(), ..Load::default() }
+    }
+}
+
+impl Hints for Residency {
+    fn owners(&self, key: &BlockKey, owners: u32) {
+        self.store.owner_hint(key, owners);
+    }
+}
+
+impl Node {
+    /// Starts a node on the current Tokio runtime. When this returns it serves.
+    ///
+    /// # Errors
+    /// [`NodeError`]; nothing is left running then.
+    pub async fn start(
+        options: NodeOptions,
+        clock: Clock,
+        sink: Arc<dyn EventSink>,
+    ) -> Result<Self, NodeError> {
+        let pools = options
+            .pools
+            .iter()
+            .map(HostPool::create)
+            .collect::<Result<Vec<_>, _>>()?;
+        let store = StoreConfig { capacity: options.capacity, policy: options.policy };
+        let store = Arc::new(Store::new(store, Arc::clone(&sink))?);
+        let watermarks = options.watermarks;
+        let residency =
+            Residency::new(Arc::clone(&store), pools, watermarks, clock, Arc::clone(&sink));
+        let residency = Arc::new(residency);
+        let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
+
+        let fabric = TcpFabric::new(&TcpConfig {
+            listen: Some(options.listen),
+            streams: options.streams,
+            ..TcpConfig::default()
+        })?;
+        let listen = fabric.local_addr().unwrap_or(options.listen);
+        let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
+        let requester = match options.requester {
+            Some(requester) => requester,
+            None => address.parse().map_err(NodeError::Requester)?,
+        };
+        let node = match options.node {
+            Some(node) => node,
+            None => NodeId(random()?),
+        };
+        let identity = NodeIdentity { node, epoch: clock.epoch(), address };
+        let local = LocalNode {
+            node,
+            epoch: clock.epoch(),
+            requester,
+            secret: SecretKey::derive(&options.secret),
+            regions: Vec::new(),
+            nonce_seed: random()?,
+        };
+        let (registry, registry_name) = registry(&options.registry, clock)?;
+        let transport = fabric.capabilities().transport;
+        let (data, thread) = start_data(fabric, local, &options, &residency, Arc::clone(&sink))?;
+        let announcer = Announcer::spawn(AnnouncerParts {
+            registry: Arc::clone(&registry),
+            identity: identity.clone(),
+            residents: Arc::clone(&residency) as Arc<dyn Residents>,
+            hints: Arc::clone(&residency) as Arc<dyn Hints>,
+            events: Arc::clone(&sink),
+            options: AnnounceOptions::default(),
+        });
+        residency.connect(announcer.handle(), reclaimer.waker());
+        let fetcher = Fetcher::new(node, registry, data.clone(), clock, sink);
+        let inner = Arc::new(Inner {
+            identity,
+            requester: requester.to_string(),
+            transport,
+            registry_name,
+            residency,
+            fetcher: Arc::new(fetcher),
+            data,
+            announcer: announcer.handle(),
+            names: Mutex::default(),
+        });
+        let door = DoorOptions { path: options.socket, mode: options.socket_mode };
+        let door = DoorServer::start(door, Arc::clone(&inner))?;
+        Ok(Self { inner, listen, door, announcer, reclaimer, data: thread })
+    }
+
+    /// Where peers connect.
+    #[must_use]
+    pub fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// The node as its threads share it.
+    #[must_use]
+    pub fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    /// Stops: no new leases, out of the registry, connections closed, threads joined.
+    pub async fn shutdown(self) {
+        // A data thread that is gone needs no order to drain.
+        drop(self.inner.data.drain());
+        self.announcer.shutdown(true, STOP_TIMEOUT).await;
+        self.door.shutdown(STOP_TIMEOUT).await;
+        self.inner.data.stop();
+        let data = self.data;
+        match tokio::task::spawn_blocking(move || data.join()).await {
+            Ok(Ok(Ok(()))) => {}
+            other => tracing::warn!(?other, "the data thread did not end well"),
+        }
+        drop(self.reclaimer);
+    }
+}
+
+impl Inner {
+    /// The node's state now.
+    pub async fn snapshot(&self) -> NodeSnapshot {
+        let peers = self.data.snapshot().await.unwrap_or_default();
+        let stats = self.residency.store.stats();
+        let announcer = self.announcer.state();
+        let pools = self.residency.pools.iter().map(|pool| {
+            let usage = pool.usage();
+            let free_bytes = usage.bytes.saturating_sub(usage.used);
+            PoolStat { id: pool.id().0, bytes: usage.bytes, free_bytes }
+        });
+        let report = StatReport {
+            node: NodeStat {
+                id: self.identity.node.to_string(),
+                epoch: self.identity.epoch.0,
+                requester: self.requester.clone(),
+                address: self.identity.address.clone(),
+                policy: self.residency.store.config().policy.kind.to_string(),
+                transport: self.transport.to_owned(),
+            },
+            pools: pools.collect(),
+            residents: ResidentStat {
+                blocks: stats.residents.into(),
+                bytes: stats.bytes,
+                pinned: stats.pinned.into(),
+                ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
+            },
+            requesters: peers
+                .leases
+                .iter()
+                .map(|usage| RequesterStat {
+                    name: usage.requester.to_string(),
+                    leases: usage.leases.into(),
+                    blocks: usage.blocks,
+                    bytes: usage.bytes,
+                })
+                .collect(),
+            registry: RegistryStat {
+                endpoint: self.registry_name.clone(),
+                state: if announcer.connected { "connected" } else { "unreachable" }.to_owned(),
+                pending: announcer.queued as u64,
+            },
+            peers: peers
+                .connected
+                .iter()
+                .map(|node| PeerStat {
+                    id: node.to_string(),
+                    state: "connected".to_owned(),
+                    ..PeerStat::default()
+                })
+                .collect(),
+        };
+        NodeSnapshot { report, peers }
+    }
+
+    /// Whether the data thread still runs.
+    pub async fn is_alive(&self) -> bool {
+        self.data.snapshot().await.is_ok()
+    }
+}
+
+/// Registers the pools and starts the data thread.
+fn start_data(
+    mut fabric: TcpFabric,
+    mut local: LocalNode,
+    options: &NodeOptions,
+    residency: &Arc<Residency>,
+    sink: Arc<dyn EventSink>,
+) -> Result<(DataHandle<SocketAddr>, JoinHandle<Result<(), FabricError>>), NodeError> {
+    let mut regions = Vec::with_capacity(residency.pools.len());
+    for pool in &residency.pools {
+        let mapping: Arc<Mapping> = Arc::clone(pool.mapping());
+        let region = fabric.register(mapping, Access::RemoteRead)?;
+        local.regions.push(RegionEntry::from(&region));
+        regions.push(PoolRegion { pool: pool.id(), region });
+    }
+    let config = PeerConfig {
+        lease: options.lease,
+        requester: RequesterConfig {
+            lease_margin: options.lease_margin,
+            transfer_timeout: options.transfer_timeout,
+            answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
+        },
+    };
+    let store = Arc::clone(&residency.store);
+    let peers = Peers::new(local, config, fabric.capabilities(), store, sink)?;
+    let landing = NodeLanding { residency: Arc::clone(residency), regions };
+    data::spawn(fabric, peers, landing, residency.clock).map_err(NodeError::Thread)
+}
+
+fn registry(
+    choice: &RegistryChoice,
+    clock: Clock,
+) -> Result<(Arc<dyn OwnerRegistry>, String), NodeError> {
+    match choice {
+        RegistryChoice::Alone => {
+            let epoch = RegistryEpoch(clock.epoch().0);
+            let directory = Arc::new(Directory::new(epoch, DirectoryOptions::default()));
+            let registry = InProcess::new(directory, move || clock.now());
+            Ok((Arc::new(registry), "in-process".to_owned()))
+        }
+        RegistryChoice::Grpc(endpoint) => {
+            let registry = GrpcRegistry::new(endpoint, Default::default())?;
+            Ok((Arc::new(registry), endpoint.clone()))
+        }
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N], NodeError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| NodeError::Random(error.to_string()))?;
+    Ok(bytes)
+}

@@ -1,0 +1,93 @@
+//! What a node is made of, and why one could not be started.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::fabric::FabricError;
+use crate::lease::{LeaseConfig, LeaseConfigError};
+use crate::memory::{PoolError, PoolOptions, Watermarks};
+use crate::policy::Policy;
+use crate::registry::RegistryError;
+use crate::runtime::door::DoorError;
+use crate::store::StoreConfigError;
+use crate::types::{NodeId, RequesterId, WordError};
+
+/// Where owners are known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RegistryChoice {
+    /// Nowhere but here: the node has no peers.
+    Alone,
+    /// `kvrail registry` at this URL.
+    Grpc(String),
+}
+
+/// What a node is made of. `config` documents each setting as users see it.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// Where peers connect; port 0 lets the kernel choose.
+    pub listen: SocketAddr,
+    /// What peers are told to connect to; the bound address where absent.
+    pub advertise: Option<String>,
+    /// Its identity; random where absent.
+    pub node: Option<NodeId>,
+    /// Its identity as a reader; the advertised address where absent.
+    pub requester: Option<RequesterId>,
+    /// What all nodes of the cluster know; empty for an open cluster.
+    pub secret: Vec<u8>,
+    /// Data streams per peer.
+    pub streams: usize,
+    /// Memory pools, at least one.
+    pub pools: Vec<PoolOptions>,
+    /// Most residents.
+    pub capacity: u32,
+    /// Ranks and victims.
+    pub policy: Policy,
+    /// When to reclaim.
+    pub watermarks: Watermarks,
+    /// As a holder.
+    pub lease: LeaseConfig,
+    /// As a requester: how long before the holder's deadline a lease is no longer used.
+    pub lease_margin: Duration,
+    /// The longest that the READs of one lease may take, beside what their bytes need.
+    pub transfer_timeout: Duration,
+    /// Where owners are known.
+    pub registry: RegistryChoice,
+    /// The door's socket.
+    pub socket: PathBuf,
+    /// Its permissions.
+    pub socket_mode: u32,
+}
+
+/// Why a node could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// A memory pool.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreConfigError),
+    /// The fabric.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The leases.
+    #[error(transparent)]
+    Lease(#[from] LeaseConfigError),
+    /// The local door.
+    #[error(transparent)]
+    Door(#[from] DoorError),
+    /// The registry's address.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The advertised address is no name for a requester.
+    #[error("the advertised address cannot name this node as a requester ({0}): set --requester-id")]
+    Requester(#[source] WordError),
+    /// No thread could be started.
+    #[error("cannot start a thread ({0}): raise the limit on processes (ulimit -u)")]
+    Thread(#[source] std::io::Error),
+    /// The system has no random bytes.
+    #[error("the system gives no random bytes ({0})")]
+    Random(String),
+}

@@ -1,0 +1,293 @@
+//! Memory and residents of one node: reserve, admit, evict. Shared by the data thread, the door and
+//! the reclaimer; no lock is held from one step to the next.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::evictions::Evictions;
+use crate::event::{Event, EventSink};
+use crate::limits;
+use crate::memory::{HostPool, Reservation, Usage, Watermarks};
+use crate::policy::Origin;
+use crate::protocol::door::EvictedBlock;
+use crate::runtime::announce::AnnouncerHandle;
+use crate::runtime::clock::Clock;
+use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
+use crate::store::{Evicted, Found, InsertError, Payload, Store};
+use crate::sync::{Mutex, lock};
+use crate::types::{BlockKey, EvictionRank, Extent, ResidentCause};
+
+/// Victims of one step of the reclaimer.
+const VICTIMS_PER_STEP: usize = 64;
+
+/// How long a requester or an engine holds back while this node is above its high watermark, and
+/// when it found no memory at all, milliseconds.
+const PAUSE_UNDER_PRESSURE_MS: u32 = 10;
+const PAUSE_WHEN_FULL_MS: u32 = 50;
+
+/// No memory now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NoMemory {
+    pub(super) pause_ms: u32,
+}
+
+/// What became of a block that was about to be stored.
+#[derive(Debug)]
+pub(super) enum Admitted {
+    Stored(Found),
+    /// That resident; the new memory went back.
+    AlreadyResident(Found),
+    /// No slot is free and every resident is pinned; the memory went back.
+    Full,
+}
+
+/// A reservation, and how many blocks had been stored when it was made.
+#[derive(Debug)]
+pub struct Reserved {
+    pub(super) memory: Reservation,
+    pub(super) stored_before: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Residency {
+    pub(super) store: Arc<Store>,
+    pub(super) pools: Vec<Arc<HostPool>>,
+    pub(super) sink: Arc<dyn EventSink>,
+    pub(super) clock: Clock,
+    watermarks: Watermarks,
+    announcer: OnceLock<AnnouncerHandle>,
+    reclaimer: OnceLock<ReclaimWaker>,
+    evictions: Mutex<Evictions>,
+    /// Blocks stored so far.
+    stored: AtomicU64,
+    /// By slot: how many blocks had been stored when its resident was. It tells a save that found
+    /// its block here from one that raced another save.
+    stored_at: Box<[AtomicU64]>,
+}
+
+impl Residency {
+    pub(super) fn new(
+        store: Arc<Store>,
+        pools: Vec<Arc<HostPool>>,
+        watermarks: Watermarks,
+        clock: Clock,
+        sink: Arc<dyn EventSink>,
+    ) -> Self {
+        let slots = store.config().capacity as usize;
+        Self {
+            store,
+            pools,
+            sink,
+            clock,
+            watermarks,
+            announcer: OnceLock::new(),
+            reclaimer: OnceLock::new(),
+            evictions: Mutex::default(),
+            stored: AtomicU64::new(0),
+            stored_at: std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect(),
+        }
+    }
+
+    /// Says whom to tell of changes, and whom to wake; once, before anything is stored.
+    pub(super) fn connect(&self, announcer: AnnouncerHandle, reclaimer: Option<ReclaimWaker>) {
+        self.announcer.get_or_init(|| announcer);
+        if let Some(reclaimer) = reclaimer {
+            self.reclaimer.get_or_init(|| reclaimer);
+        }
+    }
+
+    /// Reserves memory for all of these blocks. Where the pools are full it takes a bounded number of
+    /// victims itself before it gives up.
+    pub(super) fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reservation>, NoMemory> {
+        let mut out = Vec::with_capacity(sizes.len());
+        if self.reserve_some(sizes, &mut out) == sizes.len() {
+            return Ok(out);
+        }
+        let bytes = sizes.iter().map(|size| u64::from(*size)).sum();
+        self.sink.emit(Event::PoolBusy { bytes });
+        Err(NoMemory { pause_ms: PAUSE_WHEN_FULL_MS })
+    }
+
+    /// Reserves memory for these blocks, or for the first few of them; how many.
+    pub(super) fn reserve_some(&self, sizes: &[u32], out: &mut Vec<Reservation>) -> usize {
+        let before = out.len();
+        let mut victims_left = limits::INLINE_VICTIMS_MAX;
+        let mut rest = sizes;
+        while !rest.is_empty() {
+            // All of the rest in one piece of work first: that is what keeps a batch together.
+            let batch = self.pools.iter().any(|pool| pool.reserve_into(rest, out).is_ok());
+            if batch {
+                break;
+            }
+            if victims_left > 0 {
+                let batch = victims_left.min(rest.len());
+                victims_left -= batch;
+                if self.evict(batch) > 0 {
+                    continue;
+                }
+                victims_left = 0;
+            }
+            let (Some(first), Some(others)) = (rest.get(..1), rest.get(1..)) else { break };
+            if !self.pools.iter().any(|pool| pool.reserve_into(first, out).is_ok()) {
+                break;
+            }
+            rest = others;
+        }
+        if self.excess() > 0
+            && let Some(reclaimer) = self.reclaimer.get()
+        {
+            reclaimer.wake();
+        }
+        out.len() - before
+    }
+
+    pub(super) fn reserved(&self, memory: Reservation) -> Reserved {
+        // Relaxed: an order among saves is wanted, not among their bytes.
+        Reserved { memory, stored_before: self.stored.load(Ordering::Relaxed) }
+    }
+
+    /// Whether a resident came after a reservation was made: two saves of one block at once.
+    pub(super) fn came_after(&self, found: &Found, stored_before: u64) -> bool {
+        let at = self.stored_at.get(found.id.slot as usize);
+        at.is_some_and(|at| at.load(Ordering::Relaxed) > stored_before)
+    }
+
+    /// Makes a block resident.
+    pub(super) fn admit(
+        &self,
+        key: BlockKey,
+        memory: Reservation,
+        checksum: u64,
+        origin: Origin,
+        pinned: bool,
+    ) -> Admitted {
+        let payload = Payload { extent: memory.extent(), checksum };
+        let mut inserted = self.store.insert(key, payload, origin, pinned);
+        if inserted == Err(InsertError::Full) && self.evict(1) > 0 {
+            inserted = self.store.insert(key, payload, origin, pinned);
+        }
+        match inserted {
+            Ok(found) => {
+                // From here on the memory belongs to the resident; its eviction gives it back.
+                let _owned_by_the_store = memory.into_extent();
+                let number = self.stored.fetch_add(1, Ordering::Relaxed) + 1;
+                if let Some(at) = self.stored_at.get(found.id.slot as usize) {
+                    at.store(number, Ordering::Relaxed);
+                }
+                if matches!(origin, Origin::Fetched { .. })
+                    && lock(&self.evictions).is_refetch(&key, self.clock.now())
+                {
+                    self.sink.emit(Event::RefetchedAfterEviction);
+                }
+                self.announce(key);
+                Admitted::Stored(found)
+            }
+            Err(InsertError::AlreadyResident(found)) => Admitted::AlreadyResident(found),
+            Err(InsertError::Full) => Admitted::Full,
+        }
+    }
+
+    /// Makes a fetched block resident, pinned for the reader that waits. A resident that was here
+    /// already is pinned instead, and its rank recovers.
+    pub(super) fn admit_fetched(
+        &self,
+        key: BlockKey,
+        memory: Reservation,
+        checksum: u64,
+        source: EvictionRank,
+    ) -> Admitted {
+        match self.admit(key, memory, checksum, Origin::Fetched { source }, true) {
+            Admitted::AlreadyResident(_) => {
+                self.store.already_resident(&key, ResidentCause::PeerFetch);
+                // An eviction in between, or a pin too many, leaves the reader to ask again.
+                self.store.pin(&key).map_or(Admitted::Full, Admitted::AlreadyResident)
+            }
+            other => other,
+        }
+    }
+
+    /// Tells the registry what is true of a key now. The state is looked up after the change was
+    /// queued, so that of an insert and an eviction that race the later one has the last word.
+    fn announce(&self, key: BlockKey) {
+        let Some(announcer) = self.announcer.get() else { return };
+        announcer.resident(key);
+        if self.store.lookup(&key).is_none() {
+            announcer.gone(key);
+        }
+    }
+
+    fn withdraw(&self, key: BlockKey) {
+        let Some(announcer) = self.announcer.get() else { return };
+        announcer.gone(key);
+        if self.store.lookup(&key).is_some() {
+            announcer.resident(key);
+        }
+    }
+
+    /// Evicts up to `max` residents and gives their memory back; how many.
+    pub(super) fn evict(&self, max: usize) -> usize {
+        let mut victims = Vec::with_capacity(max);
+        self.store.evict_batch(max, &mut victims);
+        let now = self.clock.now();
+        for victim in &victims {
+            lock(&self.evictions).note(victim, now);
+            self.release(victim);
+            self.withdraw(victim.key);
+        }
+        victims.len()
+    }
+
+    fn release(&self, victim: &Evicted) {
+        let Extent { pool, .. } = victim.payload.extent;
+        let released = self.pools.iter().find(|own| own.id() == pool).map(|pool| {
+            // Nobody has a pin on the victim, and it is in no list any more.
+            pool.release(victim.payload.extent)
+        });
+        if !matches!(released, Some(Ok(()))) {
+            // The store and the allocator disagree about who owns this memory: it stays out of use.
+            tracing::error!(?victim, ?released, "an evicted block's memory was not held");
+        }
+    }
+
+    pub(super) fn evictions_since(
+        &self,
+        sequence: u64,
+        max: usize,
+    ) -> Vec<EvictedBlock> {
+        lock(&self.evictions).since(sequence, max)
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.pools.iter().map(|pool| pool.usage()).fold(
+            Usage { bytes: 0, used: 0, largest_free: 0 },
+            |sum, usage| Usage {
+                bytes: sum.bytes + usage.bytes,
+                used: sum.used + usage.used,
+                largest_free: sum.largest_free.max(usage.largest_free),
+            },
+        )
+    }
+
+    fn excess(&self) -> u64 {
+        self.watermarks.excess(self.usage())
+    }
+
+    /// How long others should hold back, milliseconds; 0 without pressure.
+    pub(super) fn pause_ms(&self) -> u32 {
+        if self.excess() > 0 { PAUSE_UNDER_PRESSURE_MS } else { 0 }
+    }
+}
+
+impl Reclaim for Residency {
+    fn reclaim(&self) -> Reclaimed {
+        // The goal is fixed at the start: from above the high mark down to the low one.
+        let excess = self.excess();
+        let before = self.usage().used;
+        while before.saturating_sub(self.usage().used) < excess {
+            if self.evict(VICTIMS_PER_STEP) == 0 {
+                return Reclaimed::Stuck;
+            }
+        }
+        if excess > 0 { Reclaimed::Some } else { Reclaimed::Enough }
+    }
+}

@@ -1,0 +1,83 @@
+//! One connection to a peer: how far its handshake has come.
+
+use crate::protocol::{Introduction, RegionEntry};
+use crate::types::{NodeEpoch, NodeId, RequesterIndex, Scope, Timestamp};
+
+/// A peer that has proved who it is.
+#[derive(Debug, Clone)]
+pub(super) struct Remote {
+    pub(super) node: NodeId,
+    pub(super) epoch: NodeEpoch,
+    pub(super) requester: RequesterIndex,
+    /// What it lends from: every loan is checked against them.
+    pub(super) regions: Vec<RegionEntry>,
+}
+
+/// ```text
+/// ours:    Opening --Connected--> Greeting --Welcome--> Proven --alone--> Up --> Closing
+/// theirs:  Accepted --Hello--> Challenged --Confirm--> Proven --alone--> Up --> Closing
+/// ```
+#[derive(Debug)]
+pub(super) enum State {
+    /// The fabric connects us to this node.
+    Opening { node: NodeId },
+    /// Our `Hello` is out.
+    Greeting { node: NodeId, hello: Introduction },
+    /// A peer has connected and not spoken yet.
+    Accepted,
+    /// Our `Welcome` is out.
+    Challenged { hello: Introduction, welcome: Introduction },
+    /// Both ends have proved themselves; an earlier connection of the same node, or a cut of the
+    /// same requester, must end first. Messages that come meanwhile wait.
+    Proven { remote: Remote, held: Vec<Vec<u8>> },
+    /// In use.
+    Up { remote: Remote },
+    /// To be closed, or closing: nothing that it says counts any more.
+    Closing { remote: Option<Remote>, scope: Scope },
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) state: State,
+    pub(super) opened: Timestamp,
+    /// When its last sign of life came.
+    pub(super) heard: Timestamp,
+    /// When we last asked for one.
+    pub(super) pinged: Timestamp,
+}
+
+impl Connection {
+    pub(super) fn new(state: State, now: Timestamp) -> Self {
+        Self { state, opened: now, heard: now, pinged: now }
+    }
+
+    /// The peer that has access through it, or had until it began to close.
+    pub(super) fn remote(&self) -> Option<&Remote> {
+        match &self.state {
+            State::Up { remote } | State::Closing { remote: Some(remote), .. } => Some(remote),
+            _ => None,
+        }
+    }
+
+    /// The node at the other end, as far as it is known or claimed; `None` for one that is closing.
+    pub(super) fn leads_to(&self) -> Option<NodeId> {
+        match &self.state {
+            State::Opening { node } | State::Greeting { node, .. } => Some(*node),
+            State::Challenged { hello, .. } => Some(hello.node),
+            State::Proven { remote, .. } | State::Up { remote } => Some(remote.node),
+            State::Accepted | State::Closing { .. } => None,
+        }
+    }
+
+    /// Whether it still has to finish its handshake.
+    pub(super) fn is_shaking_hands(&self) -> bool {
+        matches!(
+            self.state,
+            State::Opening { .. }
+                | State::Greeting { .. }
+                | State::Accepted
+                | State::Challenged { .. }
+                | State::Proven { .. }
+        )
+    }
+}

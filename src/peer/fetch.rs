@@ -1,0 +1,258 @@
+//! One fetch: a wish for blocks of one owner, from its lend to the residents that it made.
+
+use std::time::Duration;
+
+use super::landing::{Landing, Published};
+use super::outbox::Outbox;
+use crate::fabric::ConnectionId;
+use crate::protocol::{Loan, LoanEntry, Outcomes, RegionEntry};
+use crate::store::Found;
+use crate::transfer::{BlockRead, TransferId};
+use crate::types::{
+    BlockHash, BlockKey, EvictionRank, LeaseId, NamespaceId, NodeId, RequestId, Scope, Timestamp,
+};
+
+/// A fetch, as its asker numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FetchId(pub u64);
+
+/// A wish for blocks of one owner.
+#[derive(Debug, Clone)]
+pub struct FetchRequest {
+    /// Its number, unique while it runs.
+    pub id: FetchId,
+    /// The owner.
+    pub node: NodeId,
+    /// The blocks' namespace.
+    pub namespace: NamespaceId,
+    /// The blocks, prefix order, at most [`crate::limits::LEND_BLOCKS_MAX`].
+    pub hashes: Vec<BlockHash>,
+}
+
+/// What became of one block of a fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FetchOutcome {
+    /// Resident here now and pinned once for the asker. `fetched` is `false` where it turned out to
+    /// be resident already.
+    Ready {
+        /// The resident.
+        found: Found,
+        /// Whether this fetch brought it.
+        fetched: bool,
+    },
+    /// The owner does not have it.
+    NotFound,
+    /// The owner, or this node, has no room for it now.
+    Busy,
+    /// It did not arrive.
+    Failed(Scope),
+}
+
+/// A fetch that is over.
+#[derive(Debug)]
+pub struct Fetched {
+    /// Which.
+    pub id: FetchId,
+    /// The owner that was asked.
+    pub node: NodeId,
+    /// One outcome per hash, in the order asked.
+    pub outcomes: Vec<FetchOutcome>,
+    /// How long to leave that owner alone, milliseconds.
+    pub pause_ms: u32,
+}
+
+/// What a loan said of a block that is being read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) position: u16,
+    pub(super) rank: EvictionRank,
+    pub(super) checksum: u64,
+}
+
+/// Where a fetch is; see the picture in [`super::requester`].
+#[derive(Debug)]
+pub(super) enum Phase<M> {
+    Waiting,
+    Lending,
+    Reading {
+        transfer: TransferId,
+        wanted: Vec<Wanted>,
+        /// The holder's, from its grant.
+        ttl: Duration,
+        /// When the last request for time was sent.
+        asked: Timestamp,
+    },
+    Completing {
+        landed: Vec<(Wanted, M)>,
+    },
+}
+
+/// A lease as it arrived.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Granted<'a> {
+    pub(super) connection: ConnectionId,
+    pub(super) request: RequestId,
+    pub(super) lease: LeaseId,
+    pub(super) ttl: Duration,
+    pub(super) pause_ms: u32,
+    pub(super) loans: &'a [LoanEntry],
+    /// What the peer said it lends from.
+    pub(super) regions: &'a [RegionEntry],
+}
+
+/// The peer did what no honest peer does; its connection must be closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Violation;
+
+/// Blocks of a new transfer: each one's READ, and the memory that it lands in.
+pub(super) type Reads<M> = Vec<(BlockRead, M)>;
+
+#[derive(Debug)]
+pub(super) struct Fetch<M> {
+    pub(super) request: FetchRequest,
+    /// The connection that the fetch runs on; `None` while it waits for one, and again when that
+    /// one is gone.
+    pub(super) connection: Option<ConnectionId>,
+    pub(super) outcomes: Vec<FetchOutcome>,
+    pub(super) phase: Phase<M>,
+    pub(super) lease: LeaseId,
+    /// When the lend was sent: what the lease's deadline counts from.
+    pub(super) lent: Timestamp,
+    /// When the current phase is given up; reads have their own deadline in the transfer.
+    pub(super) deadline: Timestamp,
+    /// No renewal moves the reads beyond this.
+    pub(super) reads_end: Timestamp,
+    pub(super) pause_ms: u32,
+}
+
+impl<M> Fetch<M> {
+    pub(super) fn new(request: FetchRequest, now: Timestamp, timeout: Duration) -> Self {
+        let blocks = request.hashes.len();
+        Self {
+            request,
+            connection: None,
+            outcomes: vec![FetchOutcome::Failed(Scope::Local); blocks],
+            phase: Phase::Waiting,
+            lease: LeaseId::NONE,
+            lent: now,
+            deadline: now + timeout,
+            reads_end: now,
+            pause_ms: 0,
+        }
+    }
+
+    pub(super) fn lend(
+        &mut self,
+        id: RequestId,
+        (connection, timeout): (ConnectionId, Duration),
+        outbox: &mut Outbox,
+        now: Timestamp,
+    ) {
+        outbox.lend(connection, id, self.request.namespace, &self.request.hashes);
+        self.connection = Some(connection);
+        (self.lent, self.deadline) = (now, now + timeout);
+        self.phase = Phase::Lending;
+    }
+
+    /// When to ask for more time: halfway through the lease.
+    pub(super) fn renewal(&self) -> Option<Timestamp> {
+        match &self.phase {
+            Phase::Reading { ttl, asked, .. } => Some(*asked + *ttl / 2),
+            _ => None,
+        }
+    }
+
+    pub(super) fn set(&mut self, position: u16, outcome: FetchOutcome) {
+        if let Some(slot) = self.outcomes.get_mut(usize::from(position)) {
+            *slot = outcome;
+        }
+    }
+
+    /// Which blocks landed, as the completion says it. Empty unless the reads are over.
+    pub(super) fn pack_outcomes(&self, bitmap: &mut Vec<u8>) -> u16 {
+        let mut landed = match &self.phase {
+            Phase::Completing { landed } => landed.as_slice(),
+            _ => &[],
+        }
+        .iter()
+        .map(|(want, _)| usize::from(want.position))
+        .peekable();
+        let good = (0..self.outcomes.len()).map(|at| landed.next_if_eq(&at).is_some());
+        Outcomes::pack(bitmap, good)
+    }
+
+    /// Sorts the loans into outcomes and reads, and reserves memory for the latter.
+    pub(super) fn accept<L: Landing<Memory = M>>(
+        &mut self,
+        granted: &Granted<'_>,
+        landing: &mut L,
+    ) -> Result<(Reads<M>, Vec<Wanted>), Violation> {
+        if granted.loans.len() != self.outcomes.len() {
+            return Err(Violation);
+        }
+        let mut wanted = Vec::with_capacity(self.outcomes.len());
+        let mut spans = Vec::with_capacity(self.outcomes.len());
+        let entries = granted.loans.iter().map(LoanEntry::loan);
+        for ((position, loan), outcome) in (0..).zip(entries).zip(&mut self.outcomes) {
+            *outcome = match loan {
+                Loan::Ready { rank, span, checksum, generation: _ } => {
+                    if !granted.regions.iter().any(|region| region.contains(&span)) {
+                        return Err(Violation);
+                    }
+                    wanted.push(Wanted { position, rank, checksum });
+                    spans.push(span);
+                    FetchOutcome::Failed(Scope::Path)
+                }
+                Loan::NotFound => FetchOutcome::NotFound,
+                Loan::Busy => FetchOutcome::Busy,
+                Loan::Failed => FetchOutcome::Failed(Scope::Peer),
+            };
+        }
+        let sizes: Vec<u32> = spans.iter().map(|span| span.len).collect();
+        let mut memory = Vec::with_capacity(sizes.len());
+        landing.reserve(&sizes, &mut memory);
+        for want in wanted.drain(memory.len().min(wanted.len())..) {
+            if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
+                *outcome = FetchOutcome::Busy;
+            }
+        }
+        let reads = spans
+            .into_iter()
+            .zip(memory)
+            .map(|(remote, memory)| (BlockRead { remote, local: landing.span(&memory) }, memory))
+            .collect();
+        Ok((reads, wanted))
+    }
+
+    /// Makes what landed resident; ranks are the holder's answer, or else those of the loans.
+    pub(super) fn publish<L: Landing<Memory = M>>(
+        &mut self,
+        landing: &mut L,
+        answered: impl Fn(u16) -> Option<EvictionRank>,
+    ) {
+        let Phase::Completing { landed } = std::mem::replace(&mut self.phase, Phase::Waiting)
+        else {
+            return;
+        };
+        for (want, memory) in landed {
+            let rank = answered(want.position).unwrap_or(want.rank);
+            let Some(&hash) = self.request.hashes.get(usize::from(want.position)) else { continue };
+            let key = BlockKey { namespace: self.request.namespace, hash };
+            let outcome = match landing.publish(key, memory, want.checksum, rank) {
+                Published::Stored(found) => FetchOutcome::Ready { found, fetched: true },
+                Published::AlreadyResident(found) => FetchOutcome::Ready { found, fetched: false },
+                Published::Full => FetchOutcome::Busy,
+            };
+            self.set(want.position, outcome);
+        }
+    }
+
+    pub(super) fn finished(self) -> Fetched {
+        Fetched {
+            id: self.request.id,
+            node: self.request.node,
+            outcomes: self.outcomes,
+            pause_ms: self.pause_ms,
+        }
+    }
+}

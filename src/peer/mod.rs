@@ -1,0 +1,455 @@
+//! Peers: who is connected, what is lent to whom, what is fetched from whom. Sans-IO.
+//!
+//! [`Peers`] takes the events of a fabric, commands and the time, and answers with [`Output`]s for
+//! the fabric to carry out, READs to post and fetches that are over. It is driven by one data thread
+//! and answers a lend within the event that brought it: no hop to another thread, no lock of its
+//! own, and no allocation once its buffers have grown.
+//!
+//! - [`handshake`](self::handshake) brings connections up and takes them down.
+//! - [`holder`](self::holder) lends: leases, their expiry, the rank steps of completions.
+//! - [`requester`](self::requester) borrows: lend, read, complete, publish.
+//!
+//! **One connection per node.** A new one replaces the old, which is closed and drained first; two
+//! that are made at once are told apart by [`NodeId`]: the lower one's stays. So "cut a requester's
+//! access" (invariant 2) is to close one connection and wait for its end.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod fetch;
+mod handshake;
+mod holder;
+mod landing;
+mod outbox;
+mod requester;
+mod requesters;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use fetch::{FetchId, FetchOutcome, FetchRequest, Fetched};
+pub use landing::{Landing, Published};
+pub use outbox::Output;
+pub use requester::RequesterConfig;
+
+use crate::event::{Event, EventSink};
+use crate::fabric::{
+    Capabilities, CloseReason, ConnectionId, FabricEvent, ReadBatch,
+};
+use crate::lease::LeaseConfig;
+use crate::limits;
+use crate::protocol::{GoodbyeReason, Message, RegionEntry, SecretKey, decode};
+use crate::store::Store;
+use crate::transfer::Transfers;
+use crate::types::{NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
+use connection::{Connection, Remote, State};
+use fetch::{Granted, Violation};
+use holder::Holder;
+use outbox::Outbox;
+use requester::Requester;
+use requesters::Requesters;
+
+/// This node, as it introduces itself.
+#[derive(Debug, Clone)]
+pub struct LocalNode {
+    /// Its identity.
+    pub node: NodeId,
+    /// This start of it.
+    pub epoch: NodeEpoch,
+    /// The identity under which it reads.
+    pub requester: RequesterId,
+    /// The cluster's key.
+    pub secret: SecretKey,
+    /// What it lends from.
+    pub regions: Vec<RegionEntry>,
+    /// Random, new at each start: the handshakes' nonces derive from it.
+    pub nonce_seed: [u8; 32],
+}
+
+/// How a node lends and borrows.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerConfig {
+    /// As a holder.
+    pub lease: LeaseConfig,
+    /// As a requester.
+    pub requester: RequesterConfig,
+}
+
+/// What one requester holds of this node now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseUsage {
+    /// Who.
+    pub requester: RequesterId,
+    /// Its leases.
+    pub leases: u32,
+    /// Blocks pinned by them.
+    pub blocks: u64,
+    /// Their payload.
+    pub bytes: u64,
+}
+
+/// All peers of one data thread.
+#[derive(Debug)]
+pub struct Peers<L: Landing> {
+    local: LocalNode,
+    nonces: u64,
+    sink: Arc<dyn EventSink>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// Nodes that the fabric was asked to connect to and has not answered for.
+    dialing: Vec<NodeId>,
+    requesters: Requesters,
+    holder: Holder,
+    requester: Requester<L>,
+    outbox: Outbox,
+    draining: bool,
+}
+
+impl<L: Landing> Peers<L> {
+    /// Peers of a node that lends out of `store`.
+    #[must_use]
+    pub fn new(
+        local: LocalNode,
+        config: PeerConfig,
+        capabilities: Capabilities,
+        store: Arc<Store>,
+        sink: Arc<dyn EventSink>,
+    ) -> Self {
+        let transfers = Transfers::new(capabilities);
+        Self {
+            requester: Requester::new(config.requester, local.epoch, transfers),
+            holder: Holder::new(config.lease, store, Arc::clone(&sink)),
+            local,
+            nonces: 0,
+            sink,
+            connections: BTreeMap::new(),
+            dialing: Vec::new(),
+            requesters: Requesters::default(),
+            outbox: Outbox::default(),
+            draining: false,
+        }
+    }
+
+    /// Takes a fetch. [`Self::poll_fetched`] answers it.
+    pub fn fetch(&mut self, request: FetchRequest, now: Timestamp) {
+        let node = request.node;
+        let up = self.up_to(node);
+        self.requester.fetch(request, up, &mut self.outbox, now);
+        if up.is_none() && self.requester.waits_for(node) {
+            self.dial(node);
+        }
+    }
+
+    /// Asks for a connection to `node` unless one is on its way.
+    fn dial(&mut self, node: NodeId) {
+        let leads = |connection: &Connection| connection.leads_to() == Some(node);
+        if !self.dialing.contains(&node) && !self.connections.values().any(leads) {
+            self.dialing.push(node);
+            self.outbox.push(Output::Connect { node });
+        }
+    }
+
+    fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
+        self.connections.iter().find_map(|(id, connection)| match &connection.state {
+            State::Up { remote } if remote.node == node => Some(*id),
+            _ => None,
+        })
+    }
+
+    /// Takes an event of the fabric; `bytes` are those of a message event, else empty.
+    pub fn handle_event(
+        &mut self,
+        event: FabricEvent,
+        bytes: &[u8],
+        landing: &mut L,
+        now: Timestamp,
+    ) {
+        match event {
+            FabricEvent::Accepted { connection } => {
+                self.connections.insert(connection, Connection::new(State::Accepted, now));
+            }
+            FabricEvent::Connected { connection } => self.handle_connected(connection, now),
+            FabricEvent::Message { connection, .. } => {
+                self.handle_message(connection, bytes, landing, now);
+            }
+            FabricEvent::Completed(completion) => {
+                if let Some(connection) = self.connections.get_mut(&completion.connection) {
+                    connection.heard = now;
+                }
+                self.requester.handle_completion(&completion, &*self.sink);
+                self.break_and_settle(landing, now);
+            }
+            FabricEvent::Closed { connection, reason } => {
+                self.handle_closed(connection, reason, landing, now);
+            }
+        }
+    }
+
+    fn handle_message(&mut self, on: ConnectionId, bytes: &[u8], landing: &mut L, now: Timestamp) {
+        let Some(connection) = self.connections.get_mut(&on) else { return };
+        connection.heard = now;
+        let Ok(message) = decode(bytes) else { return self.handle_violation(on) };
+        let result = match &mut connection.state {
+            State::Up { .. } => self.handle_up_message(on, message, landing, now),
+            State::Proven { held, .. } if held.len() < handshake::HELD_MAX => {
+                held.push(bytes.to_vec());
+                Ok(())
+            }
+            State::Closing { .. } => Ok(()),
+            _ => self.handle_handshake(on, message, landing, now),
+        };
+        if result.is_err() {
+            self.handle_violation(on);
+        }
+    }
+
+    fn handle_up_message(
+        &mut self,
+        on: ConnectionId,
+        message: Message<'_>,
+        landing: &mut L,
+        now: Timestamp,
+    ) -> Result<(), Violation> {
+        let Some(State::Up { remote }) = self.connections.get(&on).map(|found| &found.state) else {
+            return Ok(());
+        };
+        let (outbox, holder) = (&mut self.outbox, &mut self.holder);
+        match message {
+            Message::Lend { request, namespace, hashes } => {
+                holder.handle_lend((on, remote), (request, namespace, hashes), landing, outbox, now);
+            }
+            Message::Renew { lease } => holder.handle_renew((on, remote), lease, outbox, now),
+            Message::Complete { lease, epoch, outcomes } => {
+                let answer = (landing.pause_ms(), outbox);
+                holder.handle_complete((on, remote), lease, epoch, outcomes, answer);
+            }
+            Message::Abort { lease, .. } => holder.handle_abort(remote, lease),
+            Message::Lease { request, lease, ttl_ms, pause_ms, loans } => {
+                let ttl = Duration::from_millis(ttl_ms.into());
+                let regions = &remote.regions;
+                let granted =
+                    Granted { connection: on, request, lease, ttl, pause_ms, loans, regions };
+                self.requester.handle_lease(&granted, landing, outbox, now)?;
+            }
+            Message::Renewed { lease, ttl_ms } => {
+                self.requester.handle_renewed(on, lease, Duration::from_millis(ttl_ms.into()));
+            }
+            Message::Ranks { lease, ranks, .. } => {
+                self.requester.handle_ranks(on, lease, ranks, landing);
+            }
+            Message::Ping { token } => {
+                let (pause_ms, outstanding_bytes) = (landing.pause_ms(), holder.leased_bytes());
+                outbox.send(on, &Message::Pong { token, pause_ms, outstanding_bytes });
+            }
+            Message::Pong { .. } => {}
+            Message::Goodbye { .. } => self.close(on, Scope::Peer),
+            Message::Hello(_)
+            | Message::Welcome { .. }
+            | Message::Confirm { .. }
+            | Message::Reject { .. } => return Err(Violation),
+        }
+        Ok(())
+    }
+
+    fn handle_violation(&mut self, on: ConnectionId) {
+        self.sink.emit(Event::ProtocolViolation);
+        self.outbox.send(on, &Message::Goodbye { reason: GoodbyeReason::Violation });
+        self.close(on, Scope::Peer);
+    }
+
+    /// Asks the fabric to break a connection; it counts as closing from now on.
+    fn close(&mut self, on: ConnectionId, scope: Scope) {
+        if let Some(connection) = self.connections.get_mut(&on)
+            && !matches!(connection.state, State::Closing { .. })
+        {
+            let remote = connection.remote().cloned();
+            connection.state = State::Closing { remote, scope };
+            self.outbox.push(Output::Close { connection: on });
+        }
+    }
+
+    fn handle_closed(
+        &mut self,
+        on: ConnectionId,
+        reason: CloseReason,
+        landing: &mut L,
+        now: Timestamp,
+    ) {
+        let Some(connection) = self.connections.remove(&on) else { return };
+        let scope = match connection.state {
+            State::Closing { scope, .. } => scope,
+            _ => reason.scope(),
+        };
+        self.requester.handle_closed(on, scope, &*self.sink);
+        self.requester.settle(landing, &mut self.outbox, &*self.sink, now);
+        if let Some(remote) = connection.remote() {
+            self.sink.emit(Event::PeerDisconnected { scope });
+            let still_there = |other: &Connection| {
+                other.remote().is_some_and(|other| other.requester == remote.requester)
+            };
+            if !self.connections.values().any(still_there) {
+                self.holder.handle_cut(remote.requester);
+            }
+        }
+        if let Some(node) = connection.leads_to()
+            && !self.connections.values().any(|other| other.leads_to() == Some(node))
+        {
+            self.requester.handle_unreachable(node, scope, &*self.sink);
+        }
+        self.raise_proven(landing, now);
+    }
+
+    /// Deadlines: of fetches, leases, handshakes and silent peers.
+    pub fn handle_timeout(&mut self, landing: &mut L, now: Timestamp) {
+        self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
+        self.break_and_settle(landing, now);
+        self.check_silence(now);
+        while let Some(requester) = self.holder.poll_cut(now) {
+            let theirs = |connection: &Connection| {
+                connection.remote().is_some_and(|remote| remote.requester == requester)
+            };
+            let cut: Vec<_> = self
+                .connections
+                .iter()
+                .filter(|(_, connection)| theirs(connection))
+                .map(|(id, _)| *id)
+                .collect();
+            if cut.is_empty() {
+                self.holder.handle_cut(requester);
+            }
+            for connection in cut {
+                self.close(connection, Scope::Peer);
+            }
+        }
+        self.raise_proven(landing, now);
+    }
+
+    fn check_silence(&mut self, now: Timestamp) {
+        let mut silent = Vec::new();
+        for (&id, connection) in &mut self.connections {
+            if connection.is_shaking_hands() {
+                if now.since(connection.opened) >= limits::HANDSHAKE_TIMEOUT {
+                    silent.push(id);
+                }
+            } else if matches!(connection.state, State::Up { .. }) {
+                let quiet = now.since(connection.heard);
+                if quiet >= limits::PING_INTERVAL * 3 {
+                    silent.push(id);
+                } else if quiet.min(now.since(connection.pinged)) >= limits::PING_INTERVAL {
+                    connection.pinged = now;
+                    self.outbox.send(id, &Message::Ping { token: now.as_nanos() });
+                }
+            }
+        }
+        for id in silent {
+            self.close(id, Scope::Path);
+        }
+    }
+
+    fn break_and_settle(&mut self, landing: &mut L, now: Timestamp) {
+        while let Some(connection) = self.requester.poll_break() {
+            self.close(connection, Scope::Path);
+        }
+        self.requester.settle(landing, &mut self.outbox, &*self.sink, now);
+    }
+
+    /// The next thing for the fabric to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        let output = self.outbox.poll();
+        if output.is_none() {
+            self.outbox.clear_sent();
+        }
+        output
+    }
+
+    /// Whether [`Self::poll_output`] has something.
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Unpins what a fetch made ready and nobody wants.
+    pub fn release(&self, fetched: &Fetched) {
+        for outcome in &fetched.outcomes {
+            if let FetchOutcome::Ready { found, .. } = outcome {
+                self.holder.release(found.id);
+            }
+        }
+    }
+
+    /// The bytes of an [`Output::Send`], until [`Self::poll_output`] answers `None`.
+    #[must_use]
+    pub fn message(&self, start: usize, end: usize) -> &[u8] {
+        self.outbox.bytes(start, end)
+    }
+
+    /// A message could not be sent: its peer does not drain what we say, so the connection ends.
+    pub fn handle_send_refused(&mut self, connection: ConnectionId, scope: Scope) {
+        self.close(connection, scope);
+    }
+
+    /// Fills `batch` with READs to post on the connection that is answered.
+    pub fn poll_post(&mut self, batch: &mut ReadBatch) -> Option<ConnectionId> {
+        self.requester.poll_post(batch)
+    }
+
+    /// The fabric posted nothing of this batch.
+    pub fn handle_post_refused(
+        &mut self,
+        connection: ConnectionId,
+        batch: &ReadBatch,
+        scope: Scope,
+    ) {
+        self.requester.handle_post_refused(connection, batch, scope);
+    }
+
+    /// A fetch that is over.
+    pub fn poll_fetched(&mut self) -> Option<Fetched> {
+        self.requester.poll_fetched()
+    }
+
+    /// When [`Self::handle_timeout`] must be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        let pings = self.connections.values().map(|connection| {
+            if connection.is_shaking_hands() {
+                connection.opened + limits::HANDSHAKE_TIMEOUT
+            } else {
+                connection.heard.max(connection.pinged) + limits::PING_INTERVAL
+            }
+        });
+        pings.chain(self.requester.poll_timeout()).chain(self.holder.poll_timeout()).min()
+    }
+
+    /// No new leases and connections from now on; those that run go on.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        self.holder.drain();
+    }
+
+    /// Says goodbye to everyone and closes.
+    pub fn shut_down(&mut self) {
+        let all: Vec<_> = self.connections.keys().copied().collect();
+        for connection in all {
+            self.outbox.send(connection, &Message::Goodbye { reason: GoodbyeReason::Shutdown });
+            self.close(connection, Scope::Local);
+        }
+    }
+
+    /// Peers that are connected and authenticated.
+    pub fn connected(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.connections.values().filter_map(|connection| match &connection.state {
+            State::Up { remote } => Some(remote.node),
+            _ => None,
+        })
+    }
+
+    /// What each requester holds of this node now.
+    pub fn lease_usage(&self) -> impl Iterator<Item = LeaseUsage> + '_ {
+        self.holder.usage().filter_map(|(index, leases, blocks, bytes)| {
+            let requester = self.requesters.name(index)?;
+            Some(LeaseUsage { requester, leases, blocks, bytes })
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! What the peer core wants done: messages to send, connections to open, admit and close.
+
+use std::collections::VecDeque;
+
+use crate::fabric::ConnectionId;
+use crate::protocol::{HashEntry, LoanEntry, Message};
+use crate::types::{BlockHash, NamespaceId, NodeId, RequestId};
+
+/// Something for the fabric to do, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// Connect to this node, and answer with [`super::Peers::handle_connecting`].
+    Connect {
+        /// The node.
+        node: NodeId,
+    },
+    /// Let the peer read.
+    Admit {
+        /// Through which connection.
+        connection: ConnectionId,
+    },
+    /// Send a message: the bytes `start..end` of [`super::Peers::message`].
+    Send {
+        /// On which connection.
+        connection: ConnectionId,
+        /// First byte.
+        start: usize,
+        /// One past the last byte.
+        end: usize,
+    },
+    /// Break a connection.
+    Close {
+        /// Which.
+        connection: ConnectionId,
+    },
+}
+
+/// Outputs and the bytes of the messages among them. Both keep their memory from one round of the
+/// data thread to the next, so that answering a lend allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    outputs: VecDeque<Output>,
+    bytes: Vec<u8>,
+    hashes: Vec<HashEntry>,
+    pub(super) loans: Vec<LoanEntry>,
+}
+
+impl Outbox {
+    pub(super) fn push(&mut self, output: Output) {
+        self.outputs.push_back(output);
+    }
+
+    pub(super) fn send(&mut self, connection: ConnectionId, message: &Message<'_>) {
+        let start = self.bytes.len();
+        message.encode(&mut self.bytes);
+        self.outputs.push_back(Output::Send { connection, start, end: self.bytes.len() });
+    }
+
+    pub(super) fn lend(
+        &mut self,
+        connection: ConnectionId,
+        request: RequestId,
+        namespace: NamespaceId,
+        hashes: &[BlockHash],
+    ) {
+        let mut entries = std::mem::take(&mut self.hashes);
+        entries.clear();
+        entries.extend(hashes.iter().copied().map(HashEntry::from));
+        self.send(connection, &Message::Lend { request, namespace, hashes: &entries });
+        self.hashes = entries;
+    }
+
+    /// The next output. The bytes that it names stay until the last output was taken.
+    pub(super) fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.outputs.is_empty()
+    }
+
+    /// All outputs were carried out: their bytes may go.
+    pub(super) fn clear_sent(&mut self) {
+        if self.outputs.is_empty() {
+            self.bytes.clear();
+        }
+    }
+
+    pub(super) fn bytes(&self, start: usize, end: usize) -> &[u8] {
+        self.bytes.get(start..end).unwrap_or_default()
+    }
+}

@@ -1,0 +1,275 @@
+//! The data thread: one fabric, polled by the one thread that owns it, and the peers that speak
+//! over it.
+//!
+//! Each round takes commands, polls the fabric once, gives the events to [`Peers`], and carries out
+//! what they ask for. The clock is read once a round: deadlines are milliseconds and more, a round
+//! is microseconds. The thread waits only in [`Fabric::poll`]; commands end that wait through the
+//! fabric's waker.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::clock::Clock;
+use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
+use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
+use crate::types::{BlockHash, NamespaceId, NodeId, Scope};
+
+/// The longest that a round waits: a bound on how late an unexpected state is noticed.
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// What peers look like now.
+#[derive(Debug, Clone, Default)]
+pub struct PeerSnapshot {
+    /// Connected and authenticated nodes.
+    pub connected: Vec<NodeId>,
+    /// What each requester holds.
+    pub leases: Vec<LeaseUsage>,
+}
+
+/// Asks the data thread for something.
+#[derive(Debug)]
+enum Command<E> {
+    Fetch {
+        node: NodeId,
+        endpoint: E,
+        namespace: NamespaceId,
+        hashes: Vec<BlockHash>,
+        answer: oneshot::Sender<Fetched>,
+    },
+    Snapshot {
+        answer: oneshot::Sender<PeerSnapshot>,
+    },
+    Drain,
+    Stop,
+}
+
+/// The data thread is gone: the node is stopping, or its fabric failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the data thread has stopped; the node's log says why")]
+pub struct Stopped;
+
+/// A handle on the data thread, for any number of threads.
+#[derive(Debug)]
+pub struct DataHandle<E> {
+    commands: Sender<Command<E>>,
+    waker: Arc<dyn Wake>,
+}
+
+impl<E> Clone for DataHandle<E> {
+    fn clone(&self) -> Self {
+        Self { commands: self.commands.clone(), waker: Arc::clone(&self.waker) }
+    }
+}
+
+impl<E> DataHandle<E> {
+    /// Fetches up to [`crate::limits::LEND_BLOCKS_MAX`] blocks from one owner. Blocks that are ready
+    /// are resident and pinned once, for the caller to unpin.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub async fn fetch(
+        &self,
+        node: NodeId,
+        endpoint: E,
+        namespace: NamespaceId,
+        hashes: Vec<BlockHash>,
+    ) -> Result<Fetched, Stopped> {
+        let (answer, fetched) = oneshot::channel();
+        self.send(Command::Fetch { node, endpoint, namespace, hashes, answer })?;
+        fetched.await.map_err(|_gone| Stopped)
+    }
+
+    /// Peers and leases now.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub async fn snapshot(&self) -> Result<PeerSnapshot, Stopped> {
+        let (answer, snapshot) = oneshot::channel();
+        self.send(Command::Snapshot { answer })?;
+        snapshot.await.map_err(|_gone| Stopped)
+    }
+
+    /// No new leases and connections from now on.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub fn drain(&self) -> Result<(), Stopped> {
+        self.send(Command::Drain)
+    }
+
+    /// Closes all connections and ends the thread.
+    pub fn stop(&self) {
+        // Where the thread is gone already there is nothing to stop.
+        let _ = self.send(Command::Stop);
+    }
+
+    fn send(&self, command: Command<E>) -> Result<(), Stopped> {
+        self.commands.send(command).map_err(|_gone| Stopped)?;
+        self.waker.wake();
+        Ok(())
+    }
+}
+
+/// Starts the data thread.
+///
+/// # Errors
+/// Where the system refuses a thread.
+pub fn spawn<F, L>(
+    fabric: F,
+    peers: Peers<L>,
+    landing: L,
+    clock: Clock,
+) -> std::io::Result<(DataHandle<F::Endpoint>, JoinHandle<Result<(), FabricError>>)>
+where
+    F: Fabric + Send + 'static,
+    F::Endpoint: Send + 'static,
+    L: Landing + Send + 'static,
+    L::Memory: Send,
+{
+    let (commands, inbox) = channel();
+    let handle = DataHandle { commands, waker: fabric.waker() };
+    let thread = DataThread {
+        fabric,
+        peers,
+        landing,
+        clock,
+        inbox,
+        endpoints: HashMap::new(),
+        answers: BTreeMap::new(),
+        next_fetch: 0,
+        reads: ReadBatch::default(),
+        stopping: false,
+    };
+    let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(|| thread.run())?;
+    Ok((handle, join))
+}
+
+struct DataThread<F: Fabric, L: Landing> {
+    fabric: F,
+    peers: Peers<L>,
+    landing: L,
+    clock: Clock,
+    inbox: Receiver<Command<F::Endpoint>>,
+    endpoints: HashMap<NodeId, F::Endpoint>,
+    answers: BTreeMap<FetchId, oneshot::Sender<Fetched>>,
+    next_fetch: u64,
+    reads: ReadBatch,
+    stopping: bool,
+}
+
+impl<F: Fabric, L: Landing> DataThread<F, L> {
+    fn run(mut self) -> Result<(), FabricError> {
+        let mut events = EventBatch::default();
+        loop {
+            self.take_commands();
+            self.carry_out();
+            if self.stopping {
+                return Ok(());
+            }
+            let wait = match self.peers.poll_timeout() {
+                Some(deadline) => deadline.since(self.clock.now()).min(ROUND_MAX),
+                None => ROUND_MAX,
+            };
+            events.clear();
+            self.fabric.poll(&mut events, wait)?;
+            let now = self.clock.now();
+            for event in &events.events {
+                let bytes = match *event {
+                    FabricEvent::Message { start, end, .. } => events.message(start, end),
+                    _ => &[],
+                };
+                self.peers.handle_event(*event, bytes, &mut self.landing, now);
+            }
+            if self.peers.poll_timeout().is_some_and(|deadline| deadline <= now) {
+                self.peers.handle_timeout(&mut self.landing, now);
+            }
+        }
+    }
+
+    fn take_commands(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Fetch { node, endpoint, namespace, hashes, answer } => {
+                    let id = FetchId(self.next_fetch);
+                    self.next_fetch += 1;
+                    self.endpoints.insert(node, endpoint);
+                    self.answers.insert(id, answer);
+                    let request = FetchRequest { id, node, namespace, hashes };
+                    self.peers.fetch(request, self.clock.now());
+                }
+                Command::Snapshot { answer } => {
+                    let snapshot = PeerSnapshot {
+                        connected: self.peers.connected().collect(),
+                        leases: self.peers.lease_usage().collect(),
+                    };
+                    // An asker that is gone needs no answer.
+                    let _ = answer.send(snapshot);
+                }
+                Command::Drain => self.peers.drain(),
+                Command::Stop => {
+                    self.peers.shut_down();
+                    self.stopping = true;
+                }
+            }
+        }
+    }
+
+    /// Carries out what the peers ask for, until they ask for nothing.
+    fn carry_out(&mut self) {
+        loop {
+            while let Some(output) = self.peers.poll_output() {
+                self.carry_out_one(output);
+            }
+            while let Some(connection) = self.peers.poll_post(&mut self.reads) {
+                if let Err(error) = self.fabric.post(connection, &self.reads) {
+                    self.peers.handle_post_refused(connection, &self.reads, error.scope());
+                }
+            }
+            let mut idle = true;
+            while let Some(fetched) = self.peers.poll_fetched() {
+                idle = false;
+                self.answer(fetched);
+            }
+            if idle && !self.peers.has_output() {
+                return;
+            }
+        }
+    }
+
+    fn carry_out_one(&mut self, output: Output) {
+        match output {
+            Output::Connect { node } => {
+                let result = match self.endpoints.get(&node) {
+                    Some(endpoint) => self.fabric.connect(endpoint).map_err(|error| {
+                        tracing::warn!(%node, %error, "cannot connect");
+                        error.scope()
+                    }),
+                    None => Err(Scope::Local),
+                };
+                self.peers.handle_connecting(node, result, self.clock.now());
+            }
+            // A connection that closed meanwhile says so by its own event.
+            Output::Admit { connection } => drop(self.fabric.admit(connection)),
+            Output::Send { connection, start, end } => {
+                let sent = self.fabric.send(connection, self.peers.message(start, end));
+                if let Err(error) = sent {
+                    self.peers.handle_send_refused(connection, error.scope());
+                }
+            }
+            Output::Close { connection } => self.fabric.close(connection),
+        }
+    }
+
+    fn answer(&mut self, fetched: Fetched) {
+        let Some(answer) = self.answers.remove(&fetched.id) else { return };
+        if let Err(unwanted) = answer.send(fetched) {
+            // Nobody waits any more: the pins that were taken for the asker go.
+            self.peers.release(&unwanted);
+        }
+    }
+}
