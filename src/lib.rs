@@ -13,6 +13,8 @@ pub mod event;
 pub mod fabric;
 
 // cores: sans-IO; time is an argument
+pub mod policy;
+pub mod store;
 
 // machines: all IO and all `unsafe`
 pub mod memory;
