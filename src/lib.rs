@@ -13,6 +13,9 @@ pub mod event;
 pub mod fabric;
 
 // cores: sans-IO; time is an argument
+pub mod policy;
+pub mod store;
+pub mod lease;
 pub mod transfer;
 pub mod protocol;
 

@@ -15,6 +15,9 @@ pub const NAME_BYTES_MAX: usize = 64;
 /// lists and "none" fit one bitmap word.
 pub const RANK_MAX: u8 = 31;
 
+/// Most residents of one store: a slot's index is 24 bits wherever a position is packed beside it.
+pub const RESIDENTS_MAX: u32 = 1 << 24;
+
 /// Most pins on one resident; one more is `Busy`. Twelve bits of the state word.
 pub const PINS_MAX: u16 = 4095;
 

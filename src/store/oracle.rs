@@ -1,0 +1,379 @@
+//! What the store must answer: the obvious sequential model, a map plus one vector per rank.
+//!
+//! It is written from DESIGN §5 and shares nothing with the store but the policy's transition table.
+//! It is cheap to clone, for checkers that search among the orders of a concurrent history. Each
+//! admission carries a serial number of the caller's as its checksum, and answers name residents by
+//! it, so that the store's ids need not be predicted.
+
+use std::collections::BTreeMap;
+
+use super::{Payload, StoreConfig};
+use crate::limits;
+use crate::policy::{Origin, RankEvent};
+use crate::types::{
+    BlockHash, BlockKey, EvictionRank, Extent, NamespaceId, PolicyKind, PoolId, RequesterIndex,
+    ResidentCause,
+};
+
+/// A block by its number.
+pub(super) fn key(number: u8) -> BlockKey {
+    BlockKey {
+        namespace: NamespaceId(7),
+        hash: BlockHash::new(&[number]).unwrap(),
+    }
+}
+
+/// The payload of an admission. Lengths differ, so that sums of bytes say something.
+pub(super) fn payload(serial: u64) -> Payload {
+    Payload {
+        extent: Extent {
+            pool: PoolId(0),
+            offset: serial * limits::EXTENT_ALIGN,
+            len: u32::try_from(serial % 61 + 1).unwrap(),
+        },
+        checksum: serial,
+    }
+}
+
+/// Everything that a store can be asked to do that changes it, or that shows its state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Operation {
+    Insert {
+        key: u8,
+        serial: u64,
+        origin: Origin,
+        pinned: bool,
+    },
+    Lookup {
+        key: u8,
+    },
+    Pin {
+        key: u8,
+    },
+    PinBatch {
+        keys: Vec<u8>,
+    },
+    HitBatch {
+        keys: Vec<u8>,
+        pin: bool,
+    },
+    Unpin {
+        serial: u64,
+    },
+    UnpinBatch {
+        serials: Vec<u64>,
+    },
+    Commit {
+        serial: u64,
+        requester: RequesterIndex,
+    },
+    CommitBatch {
+        serials: Vec<u64>,
+        requester: RequesterIndex,
+    },
+    AlreadyResident {
+        key: u8,
+        cause: ResidentCause,
+    },
+    FinishedSending {
+        key: u8,
+    },
+    OwnerHint {
+        key: u8,
+        owners: u32,
+    },
+    Evict,
+    EvictBatch {
+        max: usize,
+    },
+}
+
+/// One answer; a batch gives several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    Found {
+        serial: u64,
+        rank: EvictionRank,
+    },
+    NotFound,
+    AlreadyResident {
+        serial: u64,
+        rank: EvictionRank,
+    },
+    Full,
+    TooManyPins,
+    Unpinned,
+    Stale,
+    NotPinned,
+    Refused(usize),
+    Committed {
+        rank: EvictionRank,
+        first: bool,
+    },
+    Said(bool),
+    Evicted {
+        key: u8,
+        serial: u64,
+        rank: EvictionRank,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Oracle {
+    config: StoreConfig,
+    residents: BTreeMap<u8, Resident>,
+    /// By rank: the unpinned residents, oldest first, with the number of their placement.
+    lists: BTreeMap<EvictionRank, Vec<(u8, u64)>>,
+    placements: u64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Resident {
+    pub(super) serial: u64,
+    pub(super) rank: EvictionRank,
+    pub(super) pins: u16,
+    pub(super) served: BTreeMap<RequesterIndex, EvictionRank>,
+    fetched: bool,
+    marked: bool,
+    finished: bool,
+}
+
+impl Oracle {
+    pub(super) fn new(config: StoreConfig) -> Self {
+        Self {
+            config,
+            residents: BTreeMap::new(),
+            lists: BTreeMap::new(),
+            placements: 0,
+        }
+    }
+
+    pub(super) fn residents(&self) -> &BTreeMap<u8, Resident> {
+        &self.residents
+    }
+
+    pub(super) fn apply(&mut self, operation: &Operation) -> Vec<Answer> {
+        let one = match operation {
+            Operation::Insert {
+                key,
+                serial,
+                origin,
+                pinned,
+            } => self.insert(*key, *serial, *origin, *pinned),
+            Operation::Lookup { key } => self.lookup(*key),
+            Operation::Pin { key } => self.pin(*key),
+            Operation::PinBatch { keys } => return keys.iter().map(|key| self.pin(*key)).collect(),
+            Operation::HitBatch { keys, pin } => {
+                return leaf_first(keys, |key| self.hit(key, *pin));
+            }
+            Operation::Unpin { serial } => self.unpin(*serial),
+            Operation::UnpinBatch { serials } => {
+                let answers = leaf_first(serials, |serial| self.unpin(serial));
+                let refused = answers.iter().filter(|answer| **answer != Answer::Unpinned);
+                Answer::Refused(refused.count())
+            }
+            Operation::Commit { serial, requester } => self.commit(*serial, *requester),
+            Operation::CommitBatch { serials, requester } => {
+                return leaf_first(serials, |serial| self.commit(serial, *requester));
+            }
+            Operation::AlreadyResident { key, cause } => self.already_resident(*key, *cause),
+            Operation::FinishedSending { key } => self.finished_sending(*key),
+            Operation::OwnerHint { key, owners } => self.owner_hint(*key, *owners),
+            Operation::Evict => return self.evict().into_iter().collect(),
+            Operation::EvictBatch { max } => {
+                return (0..*max).map_while(|_| self.evict()).collect();
+            }
+        };
+        vec![one]
+    }
+
+    fn insert(&mut self, key: u8, serial: u64, origin: Origin, pinned: bool) -> Answer {
+        if let Some(here) = self.residents.get(&key) {
+            let (serial, rank) = (here.serial, here.rank);
+            return Answer::AlreadyResident { serial, rank };
+        }
+        if self.residents.len() == self.config.capacity as usize {
+            return Answer::Full;
+        }
+        let rank = self.config.policy.initial(origin);
+        let resident = Resident {
+            serial,
+            rank,
+            pins: u16::from(pinned),
+            served: BTreeMap::new(),
+            fetched: matches!(origin, Origin::Fetched { .. }),
+            marked: false,
+            finished: false,
+        };
+        self.residents.insert(key, resident);
+        self.place(key);
+        Answer::Found { serial, rank }
+    }
+
+    /// Makes the resident the newest of its rank, or takes it out of its list if it is pinned.
+    fn place(&mut self, key: u8) {
+        self.lists
+            .values_mut()
+            .for_each(|list| list.retain(|place| place.0 != key));
+        let resident = &self.residents[&key];
+        if resident.pins == 0 {
+            self.placements += 1;
+            let list = self.lists.entry(resident.rank).or_default();
+            list.push((key, self.placements));
+        }
+    }
+
+    fn lookup(&self, key: u8) -> Answer {
+        self.residents
+            .get(&key)
+            .map_or(Answer::NotFound, |here| Answer::Found {
+                serial: here.serial,
+                rank: here.rank,
+            })
+    }
+
+    fn pin(&mut self, key: u8) -> Answer {
+        let Some(resident) = self.residents.get_mut(&key) else {
+            return Answer::NotFound;
+        };
+        if resident.pins == limits::PINS_MAX {
+            return Answer::TooManyPins;
+        }
+        resident.pins += 1;
+        self.place(key);
+        self.lookup(key)
+    }
+
+    fn hit(&mut self, key: u8, pin: bool) -> Answer {
+        let Some(resident) = self.residents.get_mut(&key) else {
+            return Answer::NotFound;
+        };
+        if pin {
+            if resident.pins == limits::PINS_MAX {
+                return Answer::TooManyPins;
+            }
+            resident.pins += 1;
+        }
+        let policy = self.config.policy;
+        resident.marked |= policy.kind != PolicyKind::Rank || policy.hit_promotion;
+        resident.rank = policy.transition(resident.rank, RankEvent::LocalHit);
+        self.place(key);
+        self.lookup(key)
+    }
+
+    fn key_of(&self, serial: u64) -> Option<u8> {
+        let mut all = self.residents.iter();
+        all.find_map(|(key, resident)| (resident.serial == serial).then_some(*key))
+    }
+
+    fn unpin(&mut self, serial: u64) -> Answer {
+        let Some(key) = self.key_of(serial) else {
+            return Answer::Stale;
+        };
+        let resident = self.residents.get_mut(&key).unwrap();
+        if resident.pins == 0 {
+            return Answer::NotPinned;
+        }
+        resident.pins -= 1;
+        self.place(key);
+        Answer::Unpinned
+    }
+
+    fn commit(&mut self, serial: u64, requester: RequesterIndex) -> Answer {
+        let Some(key) = self.key_of(serial) else {
+            return Answer::Stale;
+        };
+        let resident = self.residents.get_mut(&key).unwrap();
+        if resident.pins == 0 {
+            return Answer::NotPinned;
+        }
+        let now = resident.rank;
+        let first = !resident.served.contains_key(&requester);
+        let rank = *resident.served.entry(requester).or_insert(now);
+        if first {
+            self.move_rank(key, RankEvent::Served);
+        }
+        self.unpin(serial);
+        Answer::Committed { rank, first }
+    }
+
+    /// An event that is not a hint; one that moves the rank makes the resident the newest there.
+    fn move_rank(&mut self, key: u8, event: RankEvent) {
+        let resident = self.residents.get_mut(&key).unwrap();
+        resident.marked = true;
+        let before = resident.rank;
+        resident.rank = self.config.policy.transition(before, event);
+        if resident.rank != before {
+            self.place(key);
+        }
+    }
+
+    fn already_resident(&mut self, key: u8, cause: ResidentCause) -> Answer {
+        if cause != ResidentCause::DuplicateSave
+            && let Some(resident) = self.residents.get_mut(&key)
+        {
+            resident.marked = true;
+            let event = RankEvent::AlreadyResident;
+            resident.rank = self.config.policy.transition(resident.rank, event);
+            self.place(key);
+        }
+        self.lookup(key)
+    }
+
+    fn finished_sending(&mut self, key: u8) -> Answer {
+        let Some(resident) = self.residents.get_mut(&key) else {
+            return Answer::NotFound;
+        };
+        let first = !std::mem::replace(&mut resident.finished, true);
+        if first {
+            self.move_rank(key, RankEvent::FinishedSending);
+        }
+        Answer::Said(first)
+    }
+
+    fn owner_hint(&mut self, key: u8, owners: u32) -> Answer {
+        let Some(resident) = self.residents.get_mut(&key) else {
+            return Answer::NotFound;
+        };
+        let applies = match self.config.policy.kind {
+            PolicyKind::Rank => !resident.fetched && !resident.marked,
+            PolicyKind::Aged => !resident.fetched,
+            PolicyKind::Segmented | PolicyKind::Lru => false,
+        };
+        let before = resident.rank;
+        if applies {
+            let event = RankEvent::OwnerHint { owners };
+            resident.rank = self.config.policy.transition(before, event);
+        }
+        let moved = resident.rank != before;
+        if moved {
+            self.place(key);
+        }
+        Answer::Said(moved)
+    }
+
+    fn evict(&mut self) -> Option<Answer> {
+        let heads = self.lists.iter().filter_map(|(rank, list)| {
+            let (key, placed) = *list.first()?;
+            Some((*rank, key, self.placements - placed))
+        });
+        let (rank, key, _) = heads.max_by_key(|(rank, _, age)| {
+            let weight = match (self.config.policy.kind, rank.get()) {
+                (PolicyKind::Aged, 1) => 1,
+                (PolicyKind::Aged, 2) => 2,
+                (PolicyKind::Aged, _) => 8,
+                _ => 0,
+            };
+            (age * weight, *rank)
+        })?;
+        self.lists.get_mut(&rank)?.remove(0);
+        let serial = self.residents.remove(&key)?.serial;
+        Some(Answer::Evicted { key, serial, rank })
+    }
+}
+
+fn leaf_first<T: Copy>(members: &[T], answer: impl FnMut(T) -> Answer) -> Vec<Answer> {
+    let mut answers: Vec<Answer> = members.iter().rev().copied().map(answer).collect();
+    answers.reverse();
+    answers
+}

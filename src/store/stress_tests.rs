@@ -1,0 +1,224 @@
+//! The store under several threads: what must hold at the end, and while a pin is held.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+
+use super::model_tests::RankSum;
+use super::oracle::{key, payload};
+use super::{Committed, Found, Origin, Payload, Store, StoreConfig};
+use crate::policy::Policy;
+use crate::sync::lock;
+use crate::types::{BlockKey, Extent, PolicyKind, PoolId, RequesterIndex, ResidentCause};
+
+const SAVED: Origin = Origin::Saved { owners: None };
+
+fn store(capacity: u32, kind: PolicyKind, sink: Arc<RankSum>) -> Store {
+    let policy = Policy {
+        kind,
+        ..Policy::default()
+    };
+    Store::new(StoreConfig { capacity, policy }, sink).unwrap()
+}
+
+#[test]
+fn invariant_7_holds_where_threads_race_to_commit() {
+    const THREADS: u16 = 4;
+    for round in 0..200 {
+        let store = store(1, PolicyKind::Rank, Arc::default());
+        let id = store.insert(key(0), payload(0), SAVED, false).unwrap().id;
+        // Two requesters, one inline and one beyond, each committed by every thread.
+        let requesters = [RequesterIndex(3), RequesterIndex(100 + round)];
+        store.pin_batch(&[key(0); 2 * THREADS as usize], &mut Vec::new());
+        let (store, barrier) = (&store, &Barrier::new(usize::from(THREADS)));
+        let given: Vec<(usize, Committed)> = thread::scope(|scope| {
+            let run = move |thread: u16| {
+                barrier.wait();
+                let order = if thread.is_multiple_of(2) {
+                    [0, 1]
+                } else {
+                    [1, 0]
+                };
+                order.map(|at| (at, store.commit(id, requesters[at]).unwrap()))
+            };
+            let threads: Vec<_> = (0..THREADS).map(|t| scope.spawn(move || run(t))).collect();
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let mut ranks: Vec<u8> = (0..2)
+            .map(|at| {
+                let of = || given.iter().filter(|one| one.0 == at).map(|one| one.1);
+                assert_eq!(of().filter(|one| one.first).count(), 1);
+                let rank = of().next().unwrap().rank;
+                assert!(
+                    of().all(|one| one.rank == rank),
+                    "every repeat gets the first answer"
+                );
+                rank.get()
+            })
+            .collect();
+        ranks.sort_unstable();
+        assert_eq!(ranks, [1, 2]);
+        assert_eq!(store.lookup(&key(0)).unwrap().rank.get(), 3);
+        assert_eq!(store.stats().pinned, 0);
+    }
+}
+
+/// Memory as a node has it: a cell per extent, which holds the serial number of the block in it.
+struct Memory {
+    cells: Vec<AtomicU64>,
+    free: Mutex<Vec<u64>>,
+    serials: AtomicU64,
+    checked: AtomicUsize,
+}
+
+struct Worker<'a> {
+    store: &'a Store,
+    memory: &'a Memory,
+    random: u64,
+    pins: Vec<Found>,
+}
+
+impl Worker<'_> {
+    fn random(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) % below
+    }
+
+    fn key(&mut self) -> BlockKey {
+        key(u8::try_from(self.random(48)).unwrap())
+    }
+
+    /// The memory of a pinned resident still holds what was inserted there.
+    fn check(&self, pin: &Found) {
+        let cell = usize::try_from(pin.payload.extent.offset).unwrap();
+        let serial = self.memory.cells[cell].load(Ordering::Relaxed);
+        assert_eq!(serial, pin.payload.checksum, "pinned memory was reused");
+        self.memory.checked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn release(&mut self, at: usize) {
+        let pin = self.pins.swap_remove(at);
+        self.check(&pin);
+        if self.random(2) == 0 {
+            let requester = RequesterIndex(u16::try_from(self.random(60)).unwrap());
+            self.store.commit(pin.id, requester).unwrap();
+        } else {
+            self.store.unpin(pin.id).unwrap();
+        }
+    }
+
+    fn evict(&mut self) {
+        let mut out = Vec::new();
+        self.store.evict_batch(3, &mut out);
+        for victim in out {
+            let cell = victim.payload.extent.offset;
+            let held = &self.memory.cells[usize::try_from(cell).unwrap()];
+            // Only the evictor owns the memory now; nobody may have taken it before.
+            assert_eq!(held.swap(0, Ordering::Relaxed), victim.payload.checksum);
+            self.memory.free.lock().unwrap().push(cell);
+        }
+    }
+
+    fn insert(&mut self) {
+        let cell = self.memory.free.lock().unwrap().pop();
+        let Some(offset) = cell else {
+            return self.evict();
+        };
+        let checksum = self.memory.serials.fetch_add(1, Ordering::Relaxed);
+        let held = &self.memory.cells[usize::try_from(offset).unwrap()];
+        held.store(checksum, Ordering::Relaxed);
+        let (pool, len) = (PoolId(0), 1);
+        let extent = Extent { pool, offset, len };
+        let (key, pinned) = (self.key(), self.random(2) == 0);
+        let payload = Payload { extent, checksum };
+        match self.store.insert(key, payload, SAVED, pinned) {
+            Ok(found) if pinned => self.pins.push(found),
+            Ok(_) => {}
+            Err(_) => {
+                held.store(0, Ordering::Relaxed);
+                self.memory.free.lock().unwrap().push(offset);
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let held = u64::try_from(self.pins.len()).unwrap();
+        match self.random(8) {
+            0 | 1 => self.insert(),
+            2 => self.evict(),
+            3 if held < 6 => {
+                let key = self.key();
+                self.pins.extend(self.store.pin(&key));
+            }
+            4 if held < 6 => {
+                let (keys, mut out) = ([self.key(), self.key(), self.key()], Vec::new());
+                self.store.hit_batch(&keys, true, &mut out);
+                self.pins.extend(out.into_iter().flatten());
+            }
+            5 => {
+                let (key, owners) = (self.key(), u32::try_from(self.random(4)).unwrap());
+                self.store.owner_hint(&key, owners);
+                self.store.finished_sending(&key);
+                self.store.already_resident(&key, ResidentCause::PeerFetch);
+            }
+            _ if held > 0 => {
+                let at = self.random(held);
+                self.release(usize::try_from(at).unwrap());
+            }
+            _ => {}
+        }
+    }
+}
+
+fn stress(kind: PolicyKind) {
+    const CAPACITY: u32 = 24;
+    let sum = Arc::new(RankSum::default());
+    let store = store(CAPACITY, kind, sum.clone());
+    let memory = Memory {
+        cells: (0..CAPACITY).map(|_| AtomicU64::new(0)).collect(),
+        free: Mutex::new((0..u64::from(CAPACITY)).collect()),
+        serials: AtomicU64::new(1),
+        checked: AtomicUsize::new(0),
+    };
+    thread::scope(|scope| {
+        for seed in 1..=5 {
+            let (store, memory) = (&store, &memory);
+            scope.spawn(move || {
+                let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed);
+                let pins = Vec::new();
+                let mut worker = Worker {
+                    store,
+                    memory,
+                    random,
+                    pins,
+                };
+                for _ in 0..10_000 {
+                    worker.step();
+                }
+                while !worker.pins.is_empty() {
+                    worker.release(0);
+                }
+            });
+        }
+    });
+    assert!(memory.checked.load(Ordering::Relaxed) > 1_000);
+    lock(&store.slab).check();
+    sum.assert_explains(&store);
+    let stats = store.stats();
+    assert_eq!(stats.pinned, 0, "every pin came back");
+    let free = u32::try_from(memory.free.lock().unwrap().len()).unwrap();
+    assert_eq!(stats.residents + free, CAPACITY, "every cell has one owner");
+    let drained = store.evict_batch(usize::MAX, &mut Vec::new());
+    assert_eq!(drained, usize::try_from(stats.residents).unwrap());
+    sum.assert_explains(&store);
+}
+
+#[test]
+fn threads_leave_every_pin_returned_and_every_slot_in_one_place() {
+    PolicyKind::ALL.into_iter().for_each(stress);
+}
