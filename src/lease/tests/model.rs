@@ -176,6 +176,10 @@ fn apply(bench: &mut Bench, world: &mut World, operation: Operation) {
             }
         }
     }
+    check_usage(bench);
+}
+
+fn check_usage(bench: &Bench) {
     let totals = bench.table.totals();
     assert_eq!(totals.blocks, u64::from(bench.shelf.pins()));
     assert_eq!(totals.bytes, totals.blocks * 90);
