@@ -18,6 +18,7 @@ pub mod store;
 pub mod lease;
 pub mod transfer;
 pub mod protocol;
+pub mod peer;
 
 // machines: all IO and all `unsafe`
 pub mod sys;

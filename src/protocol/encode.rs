@@ -2,8 +2,12 @@
 
 use bytemuck::{Pod, Zeroable, bytes_of, cast_slice};
 
-use super::{Introduction, MAGIC, Message, PROTOCOL_VERSION, Proof, RegionEntry, decode, wire};
+use super::{
+    AbortReason, HashEntry, Introduction, MAGIC, Message, Outcomes, PROTOCOL_VERSION, Proof,
+    RanksStatus, RegionEntry, decode, wire,
+};
 use crate::limits;
+use crate::types::{LeaseId, NamespaceId, NodeEpoch, RequestId};
 
 impl Introduction {
     pub(super) fn to_wire(self) -> wire::Introduction {
@@ -54,13 +58,10 @@ impl Message<'_> {
 
     fn encode_body(&self, out: &mut Vec<u8>) {
         match *self {
-            Self::Hello(introduction) => append(
-                out,
-                &wire::Hello {
-                    magic: MAGIC,
-                    introduction: introduction.to_wire(),
-                },
-            ),
+            Self::Hello(introduction) => {
+                append(out, &MAGIC);
+                append(out, &introduction.to_wire());
+            }
             Self::Welcome {
                 introduction,
                 proof,
@@ -71,48 +72,11 @@ impl Message<'_> {
             }
             Self::Confirm { proof, regions } => append_proof_and_regions(out, proof, regions),
             Self::Reject { reason } => append_reason(out, reason.code()),
-            Self::Goodbye { reason } => append_reason(out, reason.code()),
-            Self::Ping { token } => append(out, &wire::U64::from(token)),
-            Self::Pong {
-                token,
-                pause_ms,
-                outstanding_bytes,
-            } => append(
-                out,
-                &wire::Pong {
-                    token: token.into(),
-                    outstanding_bytes: outstanding_bytes.into(),
-                    pause_ms: pause_ms.into(),
-                    reserved: [0; 4],
-                },
-            ),
-            Self::Lend { .. }
-            | Self::Lease { .. }
-            | Self::Renew { .. }
-            | Self::Renewed { .. }
-            | Self::Complete { .. }
-            | Self::Ranks { .. }
-            | Self::Abort { .. } => self.encode_lease_body(out),
-        }
-    }
-
-    /// The messages about leases.
-    fn encode_lease_body(&self, out: &mut Vec<u8>) {
-        match *self {
             Self::Lend {
                 request,
                 namespace,
                 hashes,
-            } => {
-                let body = wire::Lend {
-                    request: request.0.into(),
-                    namespace: namespace.0.into(),
-                    count: count(hashes),
-                    reserved: [0; 6],
-                };
-                append(out, &body);
-                out.extend_from_slice(cast_slice(hashes));
-            }
+            } => append_lend(out, request, namespace, hashes),
             Self::Lease {
                 request,
                 lease,
@@ -132,61 +96,26 @@ impl Message<'_> {
                 out.extend_from_slice(cast_slice(loans));
             }
             Self::Renew { lease } => append(out, &wire::U64::from(lease.0)),
-            Self::Renewed { lease, ttl_ms } => append(
-                out,
-                &wire::Renewed {
-                    lease: lease.0.into(),
-                    ttl_ms: ttl_ms.into(),
-                    reserved: [0; 4],
-                },
-            ),
-            _ => self.encode_ending_body(out),
-        }
-    }
-
-    /// The messages that end leases.
-    fn encode_ending_body(&self, out: &mut Vec<u8>) {
-        match *self {
+            Self::Renewed { lease, ttl_ms } => append_renewed(out, lease, ttl_ms),
             Self::Complete {
                 lease,
                 epoch,
                 outcomes,
-            } => {
-                let body = wire::Complete {
-                    lease: lease.0.into(),
-                    epoch: epoch.0.into(),
-                    count: outcomes.count().into(),
-                    reserved: [0; 6],
-                };
-                append(out, &body);
-                out.extend_from_slice(outcomes.bitmap());
-            }
+            } => append_complete(out, lease, epoch, outcomes),
             Self::Ranks {
                 lease,
                 status,
                 pause_ms,
                 ranks,
-            } => {
-                let body = wire::Ranks {
-                    lease: lease.0.into(),
-                    pause_ms: pause_ms.into(),
-                    count: count(ranks),
-                    status: status.code(),
-                    reserved: [0; 1],
-                };
-                append(out, &body);
-                out.extend_from_slice(ranks);
-            }
-            Self::Abort { lease, reason } => append(
-                out,
-                &wire::Abort {
-                    lease: lease.0.into(),
-                    reason: reason.code(),
-                    reserved: [0; 7],
-                },
-            ),
-            // `encode_body` has taken all others.
-            _ => {}
+            } => append_ranks(out, lease, status, pause_ms, ranks),
+            Self::Abort { lease, reason } => append_abort(out, lease, reason),
+            Self::Ping { token } => append(out, &wire::U64::from(token)),
+            Self::Pong {
+                token,
+                pause_ms,
+                outstanding_bytes,
+            } => append_pong(out, token, pause_ms, outstanding_bytes),
+            Self::Goodbye { reason } => append_reason(out, reason.code()),
         }
     }
 }
@@ -219,4 +148,77 @@ fn append_proof_and_regions(out: &mut Vec<u8>, proof: Proof, regions: &[RegionEn
 
 fn count<T>(list: &[T]) -> wire::U16 {
     u16::try_from(list.len()).unwrap_or(u16::MAX).into()
+}
+
+fn append_lend(
+    out: &mut Vec<u8>,
+    request: RequestId,
+    namespace: NamespaceId,
+    hashes: &[HashEntry],
+) {
+    let body = wire::Lend {
+        request: request.0.into(),
+        namespace: namespace.0.into(),
+        count: count(hashes),
+        reserved: [0; 6],
+    };
+    append(out, &body);
+    out.extend_from_slice(cast_slice(hashes));
+}
+
+fn append_renewed(out: &mut Vec<u8>, lease: LeaseId, ttl_ms: u32) {
+    let body = wire::Renewed {
+        lease: lease.0.into(),
+        ttl_ms: ttl_ms.into(),
+        reserved: [0; 4],
+    };
+    append(out, &body);
+}
+
+fn append_complete(out: &mut Vec<u8>, lease: LeaseId, epoch: NodeEpoch, outcomes: Outcomes<'_>) {
+    let body = wire::Complete {
+        lease: lease.0.into(),
+        epoch: epoch.0.into(),
+        count: outcomes.count().into(),
+        reserved: [0; 6],
+    };
+    append(out, &body);
+    out.extend_from_slice(outcomes.bitmap());
+}
+
+fn append_ranks(
+    out: &mut Vec<u8>,
+    lease: LeaseId,
+    status: RanksStatus,
+    pause_ms: u32,
+    ranks: &[u8],
+) {
+    let body = wire::Ranks {
+        lease: lease.0.into(),
+        pause_ms: pause_ms.into(),
+        count: count(ranks),
+        status: status.code(),
+        reserved: [0; 1],
+    };
+    append(out, &body);
+    out.extend_from_slice(ranks);
+}
+
+fn append_abort(out: &mut Vec<u8>, lease: LeaseId, reason: AbortReason) {
+    let body = wire::Abort {
+        lease: lease.0.into(),
+        reason: reason.code(),
+        reserved: [0; 7],
+    };
+    append(out, &body);
+}
+
+fn append_pong(out: &mut Vec<u8>, token: u64, pause_ms: u32, outstanding_bytes: u64) {
+    let body = wire::Pong {
+        token: token.into(),
+        outstanding_bytes: outstanding_bytes.into(),
+        pause_ms: pause_ms.into(),
+        reserved: [0; 4],
+    };
+    append(out, &body);
 }

@@ -51,13 +51,6 @@ pub(super) struct Introduction {
     pub(super) requester: [u8; NAME_BYTES_MAX],
 }
 
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Hello {
-    pub(super) magic: [u8; 8],
-    pub(super) introduction: Introduction,
-}
-
 /// Then `count` regions.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
