@@ -20,12 +20,7 @@ pub enum LeaseEnd {
 
 impl LeaseEnd {
     /// All ends.
-    pub const ALL: [Self; 4] = [
-        Self::Completed,
-        Self::Aborted,
-        Self::Expired,
-        Self::Superseded,
-    ];
+    pub const ALL: [Self; 4] = [Self::Completed, Self::Aborted, Self::Expired, Self::Superseded];
 
     /// The name that metrics use.
     #[must_use]

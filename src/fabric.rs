@@ -251,9 +251,7 @@ impl EventBatch {
     /// The bytes of a message event of this batch.
     #[must_use]
     pub fn message(&self, start: u32, end: u32) -> &[u8] {
-        self.bytes
-            .get(start as usize..end as usize)
-            .unwrap_or_default()
+        self.bytes.get(start as usize..end as usize).unwrap_or_default()
     }
 }
 

@@ -96,14 +96,8 @@ pub const REFETCH_WINDOW: Duration = Duration::from_secs(60);
 
 const _: () = {
     assert!(RANK_MAX < 32, "ranks are bits of a u32");
-    assert!(
-        REQUESTERS_MAX <= u16::MAX as usize + 1,
-        "a RequesterIndex is a u16"
-    );
+    assert!(REQUESTERS_MAX <= u16::MAX as usize + 1, "a RequesterIndex is a u16");
     assert!(READ_BYTES_MAX <= BLOCK_BYTES_MAX);
-    assert!(
-        LEND_BLOCKS_MAX <= u16::MAX as usize,
-        "counts of blocks travel as u16"
-    );
+    assert!(LEND_BLOCKS_MAX <= u16::MAX as usize, "counts of blocks travel as u16");
     assert!(EXTENT_ALIGN.is_power_of_two());
 };

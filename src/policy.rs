@@ -70,10 +70,7 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self {
-            kind: PolicyKind::default(),
-            hit_promotion: true,
-        }
+        Self { kind: PolicyKind::default(), hit_promotion: true }
     }
 }
 
@@ -191,10 +188,7 @@ mod tests {
     }
 
     fn policy(kind: PolicyKind) -> Policy {
-        Policy {
-            kind,
-            hit_promotion: true,
-        }
+        Policy { kind, hit_promotion: true }
     }
 
     /// Ranks 1, 2, 3, 30 and 31 and what each becomes.
@@ -269,10 +263,7 @@ mod tests {
     #[test]
     fn hit_promotion_off_changes_the_rank_policy_alone() {
         for kind in PolicyKind::ALL {
-            let off = Policy {
-                kind,
-                hit_promotion: false,
-            };
+            let off = Policy { kind, hit_promotion: false };
             for now in EvictionRank::all() {
                 let expected = if kind == PolicyKind::Rank {
                     now
@@ -281,10 +272,7 @@ mod tests {
                 };
                 assert_eq!(off.transition(now, RankEvent::LocalHit), expected);
             }
-            assert_eq!(
-                off.marks_rank(RankEvent::LocalHit),
-                kind != PolicyKind::Rank
-            );
+            assert_eq!(off.marks_rank(RankEvent::LocalHit), kind != PolicyKind::Rank);
         }
     }
 
@@ -336,12 +324,7 @@ mod tests {
     }
 
     fn heads(list: &[(u32, u64)]) -> Vec<ListHead> {
-        list.iter()
-            .map(|&(value, age)| ListHead {
-                rank: rank(value),
-                age,
-            })
-            .collect()
+        list.iter().map(|&(value, age)| ListHead { rank: rank(value), age }).collect()
     }
 
     #[test]
@@ -359,17 +342,9 @@ mod tests {
         assert_eq!(victim(&[]), None);
         assert_eq!(victim(&[(3, 0), (2, 0), (1, 1)]), Some(rank(1)));
         assert_eq!(victim(&[(3, 1), (1, 7)]), Some(rank(3)));
-        assert_eq!(
-            victim(&[(3, 1), (1, 8)]),
-            Some(rank(3)),
-            "a tie: the higher"
-        );
+        assert_eq!(victim(&[(3, 1), (1, 8)]), Some(rank(3)), "a tie: the higher");
         assert_eq!(victim(&[(3, 1), (1, 9)]), Some(rank(1)));
-        assert_eq!(
-            victim(&[(3, 1), (2, 4)]),
-            Some(rank(3)),
-            "a tie: the higher"
-        );
+        assert_eq!(victim(&[(3, 1), (2, 4)]), Some(rank(3)), "a tie: the higher");
         assert_eq!(victim(&[(3, 1), (2, 5), (1, 10)]), Some(rank(2)));
         assert_eq!(victim(&[(3, 1), (2, 5), (1, 11)]), Some(rank(1)));
         let (max, half) = (u64::MAX, u64::MAX / 2);

@@ -12,10 +12,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    pub(super) const EMPTY: Self = Self {
-        head: NIL,
-        tail: NIL,
-    };
+    pub(super) const EMPTY: Self = Self { head: NIL, tail: NIL };
 
     pub(super) fn first(self) -> Option<u32> {
         (self.head != NIL).then_some(self.head)
@@ -43,10 +40,7 @@ impl Chain {
     pub(super) fn push_back(&mut self, ends: &mut Ends, slot: u32) {
         let at = slot as usize;
         if self.links.len() <= at {
-            let none = Link {
-                prev: NIL,
-                next: NIL,
-            };
+            let none = Link { prev: NIL, next: NIL };
             self.links.resize(at + 1, none);
         }
         if let Some(link) = self.links.get_mut(at) {

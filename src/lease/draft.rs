@@ -15,12 +15,7 @@ pub struct Draft<'a, R: Residents + ?Sized> {
 
 impl<'a, R: Residents + ?Sized> Draft<'a, R> {
     pub(super) const fn new(table: &'a mut LeaseTable, residents: &'a R, slot: u32) -> Self {
-        Self {
-            table,
-            residents,
-            slot,
-            granted: false,
-        }
+        Self { table, residents, slot, granted: false }
     }
 
     /// Lends a block of so many bytes, which the caller has pinned, in the next position. The pin is the
@@ -58,8 +53,6 @@ impl<R: Residents + ?Sized> Drop for Draft<'_, R> {
 
 impl<R: Residents + ?Sized> std::fmt::Debug for Draft<'_, R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Draft")
-            .field("slot", &self.slot)
-            .finish_non_exhaustive()
+        f.debug_struct("Draft").field("slot", &self.slot).finish_non_exhaustive()
     }
 }

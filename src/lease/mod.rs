@@ -32,6 +32,7 @@ pub use table::LeaseTable;
 
 use std::time::Duration;
 
+use crate::store::Store;
 use crate::types::{EvictionRank, LeaseId, NodeEpoch, RequesterIndex, ResidentId, Scope};
 
 /// What a lease needs of the store. Both calls give back one pin that the lease owned.
@@ -43,6 +44,20 @@ pub trait Residents {
     /// the rank before the step that this requester's first completion made; `None` where the
     /// store does not know the resident any more.
     fn commit(&self, resident: ResidentId, requester: RequesterIndex) -> Option<EvictionRank>;
+}
+
+impl Residents for Store {
+    fn unpin(&self, resident: ResidentId) {
+        let unpinned = Self::unpin(self, resident);
+        // The lease owned a pin, and a pinned resident is never evicted.
+        debug_assert!(unpinned.is_ok(), "{resident:?}: {unpinned:?}");
+    }
+
+    fn commit(&self, resident: ResidentId, requester: RequesterIndex) -> Option<EvictionRank> {
+        let committed = Self::commit(self, resident, requester);
+        debug_assert!(committed.is_ok(), "{resident:?}: {committed:?}");
+        committed.ok().map(|committed| committed.rank)
+    }
 }
 
 /// Limits of a lease table.
@@ -95,10 +110,7 @@ impl LeaseConfig {
         }
         let per_requester = self.leases_per_requester as usize;
         if !(per_requester..=LEASES_TOTAL_MAX).contains(&self.leases_total) {
-            return Err(LeaseConfigError::Total {
-                got: self.leases_total,
-                per_requester,
-            });
+            return Err(LeaseConfigError::Total { got: self.leases_total, per_requester });
         }
         Ok(())
     }
@@ -126,6 +138,17 @@ pub enum LeaseConfigError {
         got: usize,
         /// The quota of one requester.
         per_requester: usize,
+    },
+    /// The requester's margin eats the lease (invariant 3 cannot hold).
+    #[error(
+        "a lease of {ttl:?} (--lease-ttl) leaves too little time beside a margin of {margin:?} \
+         (--lease-margin): make it more than twice the margin"
+    )]
+    Margin {
+        /// How long a lease lasts.
+        ttl: Duration,
+        /// How long before its end the requester stops using it.
+        margin: Duration,
     },
 }
 
@@ -181,10 +204,7 @@ impl QuotaError {
     /// Whether the same request can succeed later: it is answered `Busy` with a pause.
     #[must_use]
     pub const fn is_backpressure(&self) -> bool {
-        matches!(
-            self,
-            Self::Leases { .. } | Self::Bytes { .. } | Self::Table { .. }
-        )
+        matches!(self, Self::Leases { .. } | Self::Bytes { .. } | Self::Table { .. })
     }
 }
 

@@ -56,6 +56,12 @@ impl LeaseTable {
         account.map_or_else(Usage::default, |account| account.usage)
     }
 
+    /// The limits that it keeps.
+    #[must_use]
+    pub const fn config(&self) -> LeaseConfig {
+        self.config
+    }
+
     /// What each requester holds that holds anything.
     pub fn usages(&self) -> impl Iterator<Item = (RequesterIndex, Usage)> {
         self.book
@@ -144,6 +150,14 @@ impl LeaseTable {
             self.end(slot, LeaseEnd::Aborted, residents);
         }
         slot.is_some()
+    }
+
+    /// Ends all leases that the requester holds and that are not being cut: it says that it reads
+    /// none of them.
+    pub fn abort_all<R: Residents + ?Sized>(&mut self, requester: RequesterIndex, residents: &R) {
+        self.end_where(requester, LeaseEnd::Aborted, residents, |lease| {
+            matches!(lease.state, State::Live | State::Due)
+        });
     }
 
     /// Ends all leases of the requester's other starts. The caller has closed every connection of

@@ -200,21 +200,16 @@ pub(super) fn create(options: &PoolOptions) -> Result<(File, Mapping), PoolError
             remedy,
         }
     };
-    let file = memory_file(options).map_err(os(
-        "memfd_create",
-        "the kernel must allow memory files (Linux 4.16 or later)",
-    ))?;
-    file.set_len(bytes)
-        .map_err(os("ftruncate", "make the pool smaller"))?;
+    let file = memory_file(options)
+        .map_err(os("memfd_create", "the kernel must allow memory files (Linux 4.16 or later)"))?;
+    file.set_len(bytes).map_err(os("ftruncate", "make the pool smaller"))?;
     // Whoever is passed the file may rely on its length: a read past a shrunken file is a signal.
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|errno| {
             os("sealing", "the kernel must allow sealed memory files")(errno.into())
         })?;
-    let mapping = Mapping::new(&file, bytes).map_err(os(
-        "mmap",
-        "make the pool smaller, or reserve more huge pages",
-    ))?;
+    let mapping = Mapping::new(&file, bytes)
+        .map_err(os("mmap", "make the pool smaller, or reserve more huge pages"))?;
     if let Some(node) = options.numa_node {
         mapping.bind_to_node(node).map_err(os(
             "mbind",
@@ -222,9 +217,7 @@ pub(super) fn create(options: &PoolOptions) -> Result<(File, Mapping), PoolError
         ))?;
     }
     if options.lock {
-        mapping
-            .lock_on_fault()
-            .map_err(lock_refused(options, bytes))?;
+        mapping.lock_on_fault().map_err(lock_refused(options, bytes))?;
     }
     populate(options, &file, &mapping)?;
     Ok((file, mapping))
@@ -259,10 +252,8 @@ fn check_node(options: &PoolOptions) -> Result<(), PoolError> {
         online => Err(PoolError::NoSuchNode {
             id: options.id,
             node,
-            online: online.map_or_else(
-                || "no NUMA nodes".to_owned(),
-                |online| format!("node {online}"),
-            ),
+            online: online
+                .map_or_else(|| "no NUMA nodes".to_owned(), |online| format!("node {online}")),
         }),
     }
 }
@@ -276,18 +267,10 @@ fn check_huge_pages(
     let directory = sys::host::huge_page_directory(size.bytes(), options.numa_node);
     let asked = bytes / size.bytes();
     match sys::host::free_huge_pages(&directory) {
-        None => Err(PoolError::HugePageSize {
-            id,
-            size,
-            directory,
-        }),
-        Some(free) if free < asked => Err(PoolError::HugePages {
-            id,
-            size,
-            asked,
-            free,
-            directory,
-        }),
+        None => Err(PoolError::HugePageSize { id, size, directory }),
+        Some(free) if free < asked => {
+            Err(PoolError::HugePages { id, size, asked, free, directory })
+        }
         Some(_enough) => Ok(()),
     }
 }
@@ -300,20 +283,12 @@ fn check_available(options: &PoolOptions, asked: u64) -> Result<(), PoolError> {
     if asked <= largest {
         return Ok(());
     }
-    Err(PoolError::TooLarge {
-        id: options.id,
-        asked,
-        largest,
-        available,
-        bound,
-    })
+    Err(PoolError::TooLarge { id: options.id, asked, largest, available, bound })
 }
 
 fn memory_file(options: &PoolOptions) -> io::Result<File> {
     let name = format!("kvrail-pool-{}", options.id.0);
-    let huge = options
-        .huge_pages
-        .map_or(MemfdFlags::empty(), HugePageSize::memfd_flags);
+    let huge = options.huge_pages.map_or(MemfdFlags::empty(), HugePageSize::memfd_flags);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
     // Hardened hosts refuse memory files that could be executed; kernels before 6.3 do not know the
     // flag that says so.
@@ -323,12 +298,7 @@ fn memory_file(options: &PoolOptions) -> io::Result<File> {
 }
 
 fn lock_refused(options: &PoolOptions, asked: u64) -> impl Fn(io::Error) -> PoolError {
-    move |source| PoolError::Lock {
-        id: options.id,
-        asked,
-        limit: sys::limits::memlock(),
-        source,
-    }
+    move |source| PoolError::Lock { id: options.id, asked, limit: sys::limits::memlock(), source }
 }
 
 /// Makes every page present. Kernels before 5.14 cannot do it through the mapping: there the file's

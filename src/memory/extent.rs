@@ -159,11 +159,7 @@ impl ExtentAllocator {
             // Cannot saturate for a list that fits memory; were it to, it is refused as too much.
             sum.saturating_add(footprint(*len))
         });
-        let refusal = Exhausted {
-            asked,
-            free: self.free,
-            largest: self.largest_free(),
-        };
+        let refusal = Exhausted { asked, free: self.free, largest: self.largest_free() };
         if asked > self.free {
             return Err(refusal);
         }

@@ -2,10 +2,7 @@
 //!
 //! Other processes map the same file and NICs write to it, so its bytes are never a `&[u8]`: they
 //! are copied in and out between raw pointers, within bounds.
-#![expect(
-    unsafe_code,
-    reason = "bounded copies between raw pointers into a shared mapping"
-)]
+#![expect(unsafe_code, reason = "bounded copies between raw pointers into a shared mapping")]
 
 use std::fs::File;
 use std::io;
@@ -74,11 +71,7 @@ impl Mapping {
     /// # Errors
     /// [`OutOfBounds`].
     pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfBounds> {
-        let outside = OutOfBounds {
-            offset,
-            len,
-            size: self.len,
-        };
+        let outside = OutOfBounds { offset, len, size: self.len };
         let end = offset.checked_add(len).ok_or(outside)?;
         if end > self.len {
             return Err(outside);
@@ -189,11 +182,7 @@ mod tests {
         let mut bytes = [0; 10];
         map.read(90, &mut bytes).unwrap();
         assert_eq!(&bytes, b"0123456789");
-        let outside = OutOfBounds {
-            offset: 91,
-            len: 10,
-            size: 100,
-        };
+        let outside = OutOfBounds { offset: 91, len: 10, size: 100 };
         assert_eq!(map.write(91, b"0123456789"), Err(outside));
         assert_eq!(map.read(91, &mut bytes), Err(outside));
         assert_eq!(map.checksum(91, 10), Err(outside));

@@ -42,10 +42,8 @@ impl Watermarks {
     /// Marks in thousandths of a pool's bytes. `None` unless low < high ≤ 1000.
     #[must_use]
     pub fn new(high_permille: u16, low_permille: u16) -> Option<Self> {
-        (low_permille < high_permille && high_permille <= 1000).then_some(Self {
-            high_permille,
-            low_permille,
-        })
+        (low_permille < high_permille && high_permille <= 1000)
+            .then_some(Self { high_permille, low_permille })
     }
 
     /// Bytes to reclaim now: none up to the high mark, above it what leads down to the low mark.
@@ -56,11 +54,7 @@ impl Watermarks {
             let permille = u64::from(permille);
             usage.bytes / 1000 * permille + usage.bytes % 1000 * permille / 1000
         };
-        if usage.used > mark(self.high_permille) {
-            usage.used - mark(self.low_permille)
-        } else {
-            0
-        }
+        if usage.used > mark(self.high_permille) { usage.used - mark(self.low_permille) } else { 0 }
     }
 }
 
@@ -101,10 +95,7 @@ impl HostPool {
             used: AtomicU64::new(0),
             largest_free: AtomicU64::new(allocator.largest_free()),
             mapping: Arc::new(mapping),
-            extents: Mutex::new(Extents {
-                allocator,
-                offsets: Vec::new(),
-            }),
+            extents: Mutex::new(Extents { allocator, offsets: Vec::new() }),
         }))
     }
 
@@ -174,11 +165,7 @@ impl HostPool {
         offsets.clear();
         allocator.allocate_batch(lens, offsets)?;
         reservations.extend(offsets.iter().zip(lens).map(|(offset, len)| Reservation {
-            extent: Extent {
-                pool: self.id,
-                offset: *offset,
-                len: *len,
-            },
+            extent: Extent { pool: self.id, offset: *offset, len: *len },
             pool: Arc::clone(self),
             armed: true,
         }));
@@ -193,10 +180,7 @@ impl HostPool {
     /// [`ReleaseError`] unless exactly this extent is held; nothing changed then.
     pub fn release(&self, extent: Extent) -> Result<(), ReleaseError> {
         if extent.pool != self.id {
-            return Err(ReleaseError::WrongPool {
-                given: extent.pool,
-                pool: self.id,
-            });
+            return Err(ReleaseError::WrongPool { given: extent.pool, pool: self.id });
         }
         let mut extents = lock(&self.extents);
         extents.allocator.free(extent.offset, extent.len)?;
@@ -251,8 +235,7 @@ impl HostPool {
     /// Called under the lock, so that the last writer writes the last state.
     fn note_usage(&self, allocator: &ExtentAllocator) {
         self.used.store(allocator.used_bytes(), Ordering::Relaxed);
-        self.largest_free
-            .store(allocator.largest_free(), Ordering::Relaxed);
+        self.largest_free.store(allocator.largest_free(), Ordering::Relaxed);
     }
 }
 

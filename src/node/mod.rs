@@ -253,9 +253,9 @@ impl Inner {
                 .iter()
                 .map(|usage| RequesterStat {
                     name: usage.requester.to_string(),
-                    leases: usage.leases.into(),
-                    blocks: usage.blocks,
-                    bytes: usage.bytes,
+                    leases: usage.usage.leases,
+                    blocks: usage.usage.blocks,
+                    bytes: usage.usage.bytes,
                 })
                 .collect(),
             registry: RegistryStat {

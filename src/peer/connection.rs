@@ -1,16 +1,25 @@
 //! One connection to a peer: how far its handshake has come.
 
+use crate::fabric::ConnectionId;
+use crate::lease::Borrower;
 use crate::protocol::{Introduction, RegionEntry};
 use crate::types::{NodeEpoch, NodeId, RequesterIndex, Scope, Timestamp};
 
 /// A peer that has proved who it is.
 #[derive(Debug, Clone)]
 pub(super) struct Remote {
+    pub(super) connection: ConnectionId,
     pub(super) node: NodeId,
     pub(super) epoch: NodeEpoch,
     pub(super) requester: RequesterIndex,
     /// What it lends from: every loan is checked against them.
     pub(super) regions: Vec<RegionEntry>,
+}
+
+impl Remote {
+    pub(super) fn borrower(&self) -> Borrower {
+        Borrower { requester: self.requester, epoch: self.epoch }
+    }
 }
 
 /// ```text

@@ -236,7 +236,9 @@ impl<M> Fetch<M> {
         };
         for (want, memory) in landed {
             let rank = answered(want.position).unwrap_or(want.rank);
-            let Some(&hash) = self.request.hashes.get(usize::from(want.position)) else { continue };
+            let Some(&hash) = self.request.hashes.get(usize::from(want.position)) else {
+                continue;
+            };
             let key = BlockKey { namespace: self.request.namespace, hash };
             let outcome = match landing.publish(key, memory, want.checksum, rank) {
                 Published::Stored(found) => FetchOutcome::Ready { found, fetched: true },

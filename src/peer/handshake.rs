@@ -6,19 +6,28 @@
 //! other one gives up its own when it meets a connection that is up. Nothing unauthenticated can end
 //! a connection that is up.
 
+use super::Peers;
 use super::connection::{Connection, Remote, State};
 use super::fetch::Violation;
 use super::landing::Landing;
 use super::outbox::Output;
-use super::Peers;
 use crate::event::Event;
 use crate::fabric::ConnectionId;
-use crate::protocol::{GoodbyeReason, Introduction, Message, RejectReason, Role, decode};
+use crate::protocol::{
+    GoodbyeReason, Introduction, Message, RegionEntry, RejectReason, Role, decode,
+};
 use crate::types::{NodeId, Scope, Timestamp};
 
 /// Messages that may wait on a connection that is proven and not up yet: an eager initiator's first
 /// lends.
 pub(super) const HELD_MAX: usize = 32;
+
+/// The other end of a connection, after its proof.
+struct Peer<'a> {
+    connection: ConnectionId,
+    introduction: &'a Introduction,
+    regions: &'a [RegionEntry],
+}
 
 impl<L: Landing> Peers<L> {
     /// The fabric's answer to [`Output::Connect`].
@@ -85,14 +94,16 @@ impl<L: Landing> Peers<L> {
                 let proof = self.local.secret.proof(Role::Initiator, &hello, &welcome);
                 let own = &self.local.regions;
                 self.outbox.send(on, &Message::Confirm { proof, regions: own });
-                self.handle_proven(on, &welcome, regions.to_vec(), landing, now);
+                let peer = Peer { connection: on, introduction: &welcome, regions };
+                self.handle_proven(peer, landing, now);
             }
             (Some(&State::Challenged { hello, welcome }), Message::Confirm { proof, regions }) => {
                 if proof != self.local.secret.proof(Role::Initiator, &hello, &welcome) {
                     self.reject(on, RejectReason::Authentication);
                     return Ok(());
                 }
-                self.handle_proven(on, &hello, regions.to_vec(), landing, now);
+                let peer = Peer { connection: on, introduction: &hello, regions };
+                self.handle_proven(peer, landing, now);
             }
             (Some(&State::Greeting { node, .. }), Message::Reject { reason }) => {
                 self.close(on, Scope::Peer);
@@ -139,14 +150,8 @@ impl<L: Landing> Peers<L> {
 
     /// The peer is who it says. It is numbered as a requester, and an earlier connection of the same
     /// node goes.
-    fn handle_proven(
-        &mut self,
-        on: ConnectionId,
-        peer: &Introduction,
-        regions: Vec<crate::protocol::RegionEntry>,
-        landing: &mut L,
-        now: Timestamp,
-    ) {
+    fn handle_proven(&mut self, peer: Peer<'_>, landing: &mut L, now: Timestamp) {
+        let Peer { connection: on, introduction: peer, regions } = peer;
         if let Some((_, node)) = self.requesters.get(peer.requester)
             && node != peer.node
             && self.up_to(node).is_some()
@@ -157,7 +162,8 @@ impl<L: Landing> Peers<L> {
             return self.reject(on, RejectReason::RequestersExhausted);
         };
         let (node, epoch) = (peer.node, peer.epoch);
-        let remote = Remote { node, epoch, requester, regions };
+        let regions = regions.to_vec();
+        let remote = Remote { connection: on, node, epoch, requester, regions };
         let earlier: Vec<_> = self
             .connections
             .iter()
@@ -190,9 +196,9 @@ impl<L: Landing> Peers<L> {
             .filter_map(|(id, connection)| Some((*id, proven(connection)?)))
             .filter(|(_, (node, requester))| {
                 let in_the_way = |other: &Connection| {
-                    other.remote().is_some_and(|other| {
-                        other.node == *node || other.requester == *requester
-                    })
+                    other
+                        .remote()
+                        .is_some_and(|other| other.node == *node || other.requester == *requester)
                 };
                 !self.connections.values().any(in_the_way) && !self.holder.is_cutting(*requester)
             })
@@ -204,7 +210,9 @@ impl<L: Landing> Peers<L> {
     }
 
     fn raise(&mut self, on: ConnectionId, landing: &mut L, now: Timestamp) {
-        let Some(connection) = self.connections.get_mut(&on) else { return };
+        let Some(connection) = self.connections.get_mut(&on) else {
+            return;
+        };
         let closing = State::Closing { remote: None, scope: Scope::Local };
         let (remote, held) = match std::mem::replace(&mut connection.state, closing) {
             State::Proven { remote, held } => (remote, held),

@@ -9,13 +9,24 @@ use std::sync::Arc;
 
 use super::connection::Remote;
 use super::landing::Landing;
-use super::outbox::Outbox;
+use super::outbox::Context;
 use crate::event::{Event, EventSink, LendRefusal};
-use crate::fabric::ConnectionId;
-use crate::lease::{Completed, LeaseConfig, LeaseTable};
-use crate::protocol::{HashEntry, Loan, LoanEntry, Message, Outcomes, RanksStatus, millis};
+use crate::lease::{
+    Completed, Completion, LeaseConfig, LeaseConfigError, LeaseTable, Residents, Usage,
+};
+use crate::protocol::{HashEntry, Loan, LoanEntry, Message, RanksStatus, millis};
 use crate::store::{Found, PinError, Store};
-use crate::types::{BlockKey, LeaseId, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId, Timestamp};
+use crate::types::{
+    BlockKey, LeaseId, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId, Timestamp,
+};
+
+/// A lend request, as it arrived.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lend<'a> {
+    pub(super) request: RequestId,
+    pub(super) namespace: NamespaceId,
+    pub(super) hashes: &'a [HashEntry],
+}
 
 /// What this node has lent.
 #[derive(Debug)]
@@ -32,17 +43,21 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    pub(super) fn new(config: LeaseConfig, store: Arc<Store>, sink: Arc<dyn EventSink>) -> Self {
-        Self {
+    pub(super) fn new(
+        config: LeaseConfig,
+        store: Arc<Store>,
+        sink: Arc<dyn EventSink>,
+    ) -> Result<Self, LeaseConfigError> {
+        Ok(Self {
             store,
-            leases: LeaseTable::new(config, Arc::clone(&sink)),
+            leases: LeaseTable::new(config, Arc::clone(&sink))?,
             sink,
             cutting: Vec::new(),
             draining: false,
             keys: Vec::new(),
             pinned: Vec::new(),
             ranks: Vec::new(),
-        }
+        })
     }
 
     pub(super) fn drain(&mut self) {
@@ -51,13 +66,12 @@ impl Holder {
 
     pub(super) fn handle_lend<L: Landing>(
         &mut self,
-        (on, remote): (ConnectionId, &Remote),
-        (request, namespace, hashes): (RequestId, NamespaceId, &[HashEntry]),
-        landing: &L,
-        outbox: &mut Outbox,
-        now: Timestamp,
+        remote: &Remote,
+        lend: &Lend<'_>,
+        cx: &mut Context<'_, L>,
     ) {
-        let mut loans = std::mem::take(&mut outbox.loans);
+        let &Lend { request, namespace, hashes } = lend;
+        let mut loans = std::mem::take(&mut cx.outbox.loans);
         loans.clear();
         let lease = if self.draining {
             let blocks = hashes.len() as u64;
@@ -70,13 +84,15 @@ impl Holder {
             self.keys.extend(hashes.iter().map(key));
             self.pinned.clear();
             self.store.pin_batch(&self.keys, &mut self.pinned);
-            self.lend_pinned(remote, landing, &mut loans, now)
+            self.lend_pinned(remote, cx.landing, &mut loans, cx.now)
         };
-        let (ttl_ms, pause_ms) = (millis(self.leases.ttl()), landing.pause_ms());
-        outbox.send(on, &Message::Lease { request, lease, ttl_ms, pause_ms, loans: &loans });
-        outbox.loans = loans;
+        let (ttl_ms, pause_ms) = (self.ttl_ms(), cx.landing.pause_ms());
+        let answer = Message::Lease { request, lease, ttl_ms, pause_ms, loans: &loans };
+        cx.outbox.send(remote.connection, &answer);
+        cx.outbox.loans = loans;
     }
 
+    /// Turns pins into loans; what may not be lent is unpinned again.
     fn lend_pinned<L: Landing>(
         &mut self,
         remote: &Remote,
@@ -84,32 +100,36 @@ impl Holder {
         loans: &mut Vec<LoanEntry>,
         now: Timestamp,
     ) -> LeaseId {
-        let mut draft = self.leases.draft(remote.requester, remote.epoch);
-        let (mut over_quota, mut over_pinned) = (0, 0);
+        let draft = self.leases.draft(remote.borrower(), self.pinned.len(), &*self.store);
+        let Ok(mut draft) = draft else {
+            for found in self.pinned.iter().flatten() {
+                Residents::unpin(&*self.store, found.id);
+            }
+            let answer = |pinned: &Result<Found, PinError>| match pinned {
+                Err(PinError::NotFound) => Loan::NotFound,
+                _ => Loan::Busy,
+            };
+            loans.extend(self.pinned.iter().map(answer).map(LoanEntry::from));
+            return LeaseId::NONE;
+        };
+        let mut over_pinned = 0;
         for pinned in &self.pinned {
             let loan = match *pinned {
-                Ok(found) => {
-                    let span = landing.remote(&found.payload.extent);
-                    let lent = match span {
-                        Some(span) => draft.lend(found.id, span.len).map(|()| span).ok(),
-                        None => None,
-                    };
-                    match (lent, span) {
-                        (Some(span), _) => Loan::Ready {
-                            rank: found.rank,
-                            generation: found.id.generation,
-                            span,
-                            checksum: found.payload.checksum,
-                        },
-                        (None, span) => {
-                            draft.skip();
-                            // The pin is ours and of this moment, so it cannot be stale.
-                            drop(self.store.unpin(found.id));
-                            over_quota += u64::from(span.is_some());
-                            if span.is_some() { Loan::Busy } else { Loan::Failed }
-                        }
+                Ok(found) => match landing.remote(&found.payload.extent) {
+                    Some(span) if draft.lend(found.id, span.len.into()).is_ok() => Loan::Ready {
+                        rank: found.rank,
+                        generation: found.id.generation,
+                        span,
+                        checksum: found.payload.checksum,
+                    },
+                    // Over quota; the draft has let go of the pin.
+                    Some(_) => Loan::Busy,
+                    None => {
+                        draft.skip();
+                        Residents::unpin(&*self.store, found.id);
+                        Loan::Failed
                     }
-                }
+                },
                 Err(PinError::NotFound) => {
                     draft.skip();
                     Loan::NotFound
@@ -122,52 +142,47 @@ impl Holder {
             };
             loans.push(loan.into());
         }
-        for (reason, blocks) in [(LendRefusal::Quota, over_quota), (LendRefusal::Pins, over_pinned)]
-        {
-            if blocks > 0 {
-                self.sink.emit(Event::LendRefused { reason, blocks });
-            }
+        if over_pinned > 0 {
+            let (reason, blocks) = (LendRefusal::Pins, over_pinned);
+            self.sink.emit(Event::LendRefused { reason, blocks });
         }
         draft.grant(now)
     }
 
-    pub(super) fn handle_renew(
+    pub(super) fn handle_renew<L>(
         &mut self,
-        (on, remote): (ConnectionId, &Remote),
+        remote: &Remote,
         lease: LeaseId,
-        outbox: &mut Outbox,
-        now: Timestamp,
+        cx: &mut Context<'_, L>,
     ) {
-        let renewed = self.leases.renew(lease, remote.requester, remote.epoch, now);
-        outbox.send(on, &Message::Renewed { lease, ttl_ms: renewed.map_or(0, millis) });
+        let renewed = self.leases.renew(lease, remote.borrower(), cx.now);
+        let answer = Message::Renewed { lease, ttl_ms: renewed.map_or(0, millis) };
+        cx.outbox.send(remote.connection, &answer);
     }
 
-    pub(super) fn handle_complete(
+    pub(super) fn handle_complete<L: Landing>(
         &mut self,
-        (on, remote): (ConnectionId, &Remote),
-        lease: LeaseId,
-        epoch: NodeEpoch,
-        outcomes: Outcomes<'_>,
-        (pause_ms, outbox): (u32, &mut Outbox),
+        remote: &Remote,
+        completion: &Completion<'_>,
+        cx: &mut Context<'_, L>,
     ) {
-        self.ranks.clear();
-        let who = (remote.requester, epoch);
-        let completed =
-            self.leases.complete(lease, who, outcomes, &*self.store, &mut self.ranks);
+        let completed = self.leases.complete(completion, &*self.store, &mut self.ranks);
         let status = match completed {
             Completed::Recorded => RanksStatus::Recorded,
             Completed::Replayed => RanksStatus::Replayed,
             Completed::Unknown | Completed::WrongShape => RanksStatus::Unknown,
         };
-        outbox.send(on, &Message::Ranks { lease, status, pause_ms, ranks: &self.ranks });
+        let (lease, pause_ms) = (completion.lease, cx.landing.pause_ms());
+        let answer = Message::Ranks { lease, status, pause_ms, ranks: &self.ranks };
+        cx.outbox.send(remote.connection, &answer);
     }
 
     /// A lease came back unread; [`LeaseId::NONE`] means all that this requester holds.
     pub(super) fn handle_abort(&mut self, remote: &Remote, lease: LeaseId) {
         if lease == LeaseId::NONE {
-            self.leases.abort_all(remote.requester, remote.epoch, &*self.store);
+            self.leases.abort_all(remote.requester, &*self.store);
         } else {
-            self.leases.abort(lease, remote.requester, remote.epoch, &*self.store);
+            self.leases.abort(lease, remote.borrower(), &*self.store);
         }
     }
 
@@ -200,8 +215,7 @@ impl Holder {
 
     /// Lets go of a pin that was taken for a local reader.
     pub(super) fn release(&self, resident: ResidentId) {
-        // A pinned resident cannot have been evicted, so the pin is not stale.
-        drop(self.store.unpin(resident));
+        Residents::unpin(&*self.store, resident);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
@@ -212,10 +226,13 @@ impl Holder {
         self.leases.totals().bytes
     }
 
-    /// Leases, blocks and bytes by requester.
-    pub(super) fn usage(&self) -> impl Iterator<Item = (RequesterIndex, u32, u64, u64)> + '_ {
-        self.leases
-            .usages()
-            .map(|(requester, usage)| (requester, usage.leases, usage.blocks, usage.bytes))
+    /// What each requester holds.
+    pub(super) fn usages(&self) -> impl Iterator<Item = (RequesterIndex, Usage)> + '_ {
+        self.leases.usages()
+    }
+
+    /// How long a lease lasts.
+    fn ttl_ms(&self) -> u32 {
+        millis(self.leases.config().ttl)
     }
 }

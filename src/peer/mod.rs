@@ -35,10 +35,8 @@ pub use outbox::Output;
 pub use requester::RequesterConfig;
 
 use crate::event::{Event, EventSink};
-use crate::fabric::{
-    Capabilities, CloseReason, ConnectionId, FabricEvent, ReadBatch,
-};
-use crate::lease::LeaseConfig;
+use crate::fabric::{Capabilities, CloseReason, ConnectionId, FabricEvent, ReadBatch};
+use crate::lease::{Borrower, Completion, LeaseConfig, LeaseConfigError, Usage};
 use crate::limits;
 use crate::protocol::{GoodbyeReason, Message, RegionEntry, SecretKey, decode};
 use crate::store::Store;
@@ -46,8 +44,8 @@ use crate::transfer::Transfers;
 use crate::types::{NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
 use connection::{Connection, Remote, State};
 use fetch::{Granted, Violation};
-use holder::Holder;
-use outbox::Outbox;
+use holder::{Holder, Lend};
+use outbox::{Context, Outbox};
 use requester::Requester;
 use requesters::Requesters;
 
@@ -82,12 +80,8 @@ pub struct PeerConfig {
 pub struct LeaseUsage {
     /// Who.
     pub requester: RequesterId,
-    /// Its leases.
-    pub leases: u32,
-    /// Blocks pinned by them.
-    pub blocks: u64,
-    /// Their payload.
-    pub bytes: u64,
+    /// What.
+    pub usage: Usage,
 }
 
 /// All peers of one data thread.
@@ -108,18 +102,24 @@ pub struct Peers<L: Landing> {
 
 impl<L: Landing> Peers<L> {
     /// Peers of a node that lends out of `store`.
-    #[must_use]
+    ///
+    /// # Errors
+    /// [`LeaseConfigError`]; [`LeaseConfigError::Margin`] where no lease would leave time to read.
     pub fn new(
         local: LocalNode,
         config: PeerConfig,
         capabilities: Capabilities,
         store: Arc<Store>,
         sink: Arc<dyn EventSink>,
-    ) -> Self {
+    ) -> Result<Self, LeaseConfigError> {
+        let (ttl, margin) = (config.lease.ttl, config.requester.lease_margin);
+        if margin * 2 >= ttl {
+            return Err(LeaseConfigError::Margin { ttl, margin });
+        }
         let transfers = Transfers::new(capabilities);
-        Self {
+        Ok(Self {
             requester: Requester::new(config.requester, local.epoch, transfers),
-            holder: Holder::new(config.lease, store, Arc::clone(&sink)),
+            holder: Holder::new(config.lease, store, Arc::clone(&sink))?,
             local,
             nonces: 0,
             sink,
@@ -128,7 +128,7 @@ impl<L: Landing> Peers<L> {
             requesters: Requesters::default(),
             outbox: Outbox::default(),
             draining: false,
-        }
+        })
     }
 
     /// Takes a fetch. [`Self::poll_fetched`] answers it.
@@ -187,9 +187,13 @@ impl<L: Landing> Peers<L> {
     }
 
     fn handle_message(&mut self, on: ConnectionId, bytes: &[u8], landing: &mut L, now: Timestamp) {
-        let Some(connection) = self.connections.get_mut(&on) else { return };
+        let Some(connection) = self.connections.get_mut(&on) else {
+            return;
+        };
         connection.heard = now;
-        let Ok(message) = decode(bytes) else { return self.handle_violation(on) };
+        let Ok(message) = decode(bytes) else {
+            return self.handle_violation(on);
+        };
         let result = match &mut connection.state {
             State::Up { .. } => self.handle_up_message(on, message, landing, now),
             State::Proven { held, .. } if held.len() < handshake::HELD_MAX => {
@@ -214,33 +218,21 @@ impl<L: Landing> Peers<L> {
         let Some(State::Up { remote }) = self.connections.get(&on).map(|found| &found.state) else {
             return Ok(());
         };
-        let (outbox, holder) = (&mut self.outbox, &mut self.holder);
+        let (outbox, sink) = (&mut self.outbox, &*self.sink);
+        let cx = &mut Context { landing, outbox, sink, now };
         match message {
-            Message::Lend { request, namespace, hashes } => {
-                holder.handle_lend((on, remote), (request, namespace, hashes), landing, outbox, now);
-            }
-            Message::Renew { lease } => holder.handle_renew((on, remote), lease, outbox, now),
-            Message::Complete { lease, epoch, outcomes } => {
-                let answer = (landing.pause_ms(), outbox);
-                holder.handle_complete((on, remote), lease, epoch, outcomes, answer);
-            }
-            Message::Abort { lease, .. } => holder.handle_abort(remote, lease),
             Message::Lease { request, lease, ttl_ms, pause_ms, loans } => {
                 let ttl = Duration::from_millis(ttl_ms.into());
                 let regions = &remote.regions;
                 let granted =
                     Granted { connection: on, request, lease, ttl, pause_ms, loans, regions };
-                self.requester.handle_lease(&granted, landing, outbox, now)?;
+                self.requester.handle_lease(&granted, cx)?;
             }
             Message::Renewed { lease, ttl_ms } => {
                 self.requester.handle_renewed(on, lease, Duration::from_millis(ttl_ms.into()));
             }
             Message::Ranks { lease, ranks, .. } => {
-                self.requester.handle_ranks(on, lease, ranks, landing);
-            }
-            Message::Ping { token } => {
-                let (pause_ms, outstanding_bytes) = (landing.pause_ms(), holder.leased_bytes());
-                outbox.send(on, &Message::Pong { token, pause_ms, outstanding_bytes });
+                self.requester.handle_ranks(on, lease, ranks, cx.landing);
             }
             Message::Pong { .. } => {}
             Message::Goodbye { .. } => self.close(on, Scope::Peer),
@@ -248,6 +240,7 @@ impl<L: Landing> Peers<L> {
             | Message::Welcome { .. }
             | Message::Confirm { .. }
             | Message::Reject { .. } => return Err(Violation),
+            asked => handle_asked(&mut self.holder, remote, asked, cx),
         }
         Ok(())
     }
@@ -276,13 +269,15 @@ impl<L: Landing> Peers<L> {
         landing: &mut L,
         now: Timestamp,
     ) {
-        let Some(connection) = self.connections.remove(&on) else { return };
+        let Some(connection) = self.connections.remove(&on) else {
+            return;
+        };
         let scope = match connection.state {
             State::Closing { scope, .. } => scope,
             _ => reason.scope(),
         };
         self.requester.handle_closed(on, scope, &*self.sink);
-        self.requester.settle(landing, &mut self.outbox, &*self.sink, now);
+        self.settle(landing, now);
         if let Some(remote) = connection.remote() {
             self.sink.emit(Event::PeerDisconnected { scope });
             let still_there = |other: &Connection| {
@@ -351,7 +346,12 @@ impl<L: Landing> Peers<L> {
         while let Some(connection) = self.requester.poll_break() {
             self.close(connection, Scope::Path);
         }
-        self.requester.settle(landing, &mut self.outbox, &*self.sink, now);
+        self.settle(landing, now);
+    }
+
+    fn settle(&mut self, landing: &mut L, now: Timestamp) {
+        let (outbox, sink) = (&mut self.outbox, &*self.sink);
+        self.requester.settle(&mut Context { landing, outbox, sink, now });
     }
 
     /// The next thing for the fabric to do.
@@ -447,9 +447,35 @@ impl<L: Landing> Peers<L> {
 
     /// What each requester holds of this node now.
     pub fn lease_usage(&self) -> impl Iterator<Item = LeaseUsage> + '_ {
-        self.holder.usage().filter_map(|(index, leases, blocks, bytes)| {
-            let requester = self.requesters.name(index)?;
-            Some(LeaseUsage { requester, leases, blocks, bytes })
+        self.holder.usages().filter_map(|(index, usage)| {
+            Some(LeaseUsage { requester: self.requesters.name(index)?, usage })
         })
+    }
+}
+
+/// What a requester asks of this node as a holder.
+fn handle_asked<L: Landing>(
+    holder: &mut Holder,
+    remote: &Remote,
+    asked: Message<'_>,
+    cx: &mut Context<'_, L>,
+) {
+    match asked {
+        Message::Lend { request, namespace, hashes } => {
+            holder.handle_lend(remote, &Lend { request, namespace, hashes }, cx);
+        }
+        Message::Renew { lease } => holder.handle_renew(remote, lease, cx),
+        Message::Complete { lease, epoch, outcomes } => {
+            let borrower = Borrower { epoch, ..remote.borrower() };
+            let (count, bitmap) = (outcomes.count(), outcomes.bitmap());
+            holder.handle_complete(remote, &Completion { borrower, lease, count, bitmap }, cx);
+        }
+        Message::Abort { lease, .. } => holder.handle_abort(remote, lease),
+        Message::Ping { token } => {
+            let (pause_ms, outstanding_bytes) = (cx.landing.pause_ms(), holder.leased_bytes());
+            let pong = Message::Pong { token, pause_ms, outstanding_bytes };
+            cx.outbox.send(remote.connection, &pong);
+        }
+        _ => {}
     }
 }

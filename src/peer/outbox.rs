@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use crate::event::EventSink;
 use crate::fabric::ConnectionId;
 use crate::protocol::{HashEntry, LoanEntry, Message};
-use crate::types::{BlockHash, NamespaceId, NodeId, RequestId};
+use crate::types::{BlockHash, NamespaceId, NodeId, RequestId, Timestamp};
 
 /// Something for the fabric to do, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +34,14 @@ pub enum Output {
         /// Which.
         connection: ConnectionId,
     },
+}
+
+/// What one round of the peer core works with.
+pub(super) struct Context<'a, L> {
+    pub(super) landing: &'a mut L,
+    pub(super) outbox: &'a mut Outbox,
+    pub(super) sink: &'a dyn EventSink,
+    pub(super) now: Timestamp,
 }
 
 /// Outputs and the bytes of the messages among them. Both keep their memory from one round of the

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::fetch::{Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Violation};
 use super::landing::Landing;
-use super::outbox::Outbox;
+use super::outbox::{Context, Outbox};
 use crate::event::{Event, EventSink};
 use crate::fabric::{Completion, ConnectionId, ReadBatch};
 use crate::limits;
@@ -189,9 +189,7 @@ impl<L: Landing> Requester<L> {
     pub(super) fn handle_lease(
         &mut self,
         granted: &Granted<'_>,
-        landing: &mut L,
-        outbox: &mut Outbox,
-        now: Timestamp,
+        cx: &mut Context<'_, L>,
     ) -> Result<(), Violation> {
         let abort = |outbox: &mut Outbox, reason| {
             if granted.lease != LeaseId::NONE {
@@ -203,20 +201,20 @@ impl<L: Landing> Requester<L> {
             fetch.connection == Some(granted.connection) && matches!(fetch.phase, Phase::Lending)
         }) else {
             // The answer to a request that was given up: nothing reads under this lease.
-            abort(outbox, AbortReason::Late);
+            abort(cx.outbox, AbortReason::Late);
             return Ok(());
         };
         fetch.lease = granted.lease;
         fetch.pause_ms = granted.pause_ms;
-        let (reads, wanted) = fetch.accept(granted, landing)?;
+        let (reads, wanted) = fetch.accept(granted, cx.landing)?;
         let bytes: u64 = reads.iter().map(|(read, _)| u64::from(read.remote.len)).sum();
         let allowance = Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
-        fetch.reads_end = now + self.config.transfer_timeout + allowance;
+        fetch.reads_end = cx.now + self.config.transfer_timeout + allowance;
         let until = lease_end(fetch.lent, granted.ttl, self.config.lease_margin);
         let until = until.min(fetch.reads_end);
-        if reads.is_empty() || until <= now {
+        if reads.is_empty() || until <= cx.now {
             let late = !reads.is_empty();
-            abort(outbox, if late { AbortReason::Late } else { AbortReason::NoMemory });
+            abort(cx.outbox, if late { AbortReason::Late } else { AbortReason::NoMemory });
             if let Some(fetch) = self.fetches.remove(&granted.request) {
                 self.done.push_back(fetch.finished());
             }
@@ -269,24 +267,19 @@ impl<L: Landing> Requester<L> {
 
     /// Ends what can end: verifies and completes transfers that are over, and publishes what landed
     /// where the holder can no longer answer.
-    pub(super) fn settle(
-        &mut self,
-        landing: &mut L,
-        outbox: &mut Outbox,
-        sink: &dyn EventSink,
-        now: Timestamp,
-    ) {
+    pub(super) fn settle(&mut self, cx: &mut Context<'_, L>) {
         let mut blocks = std::mem::take(&mut self.finished);
         while let Some(finished) = self.transfers.poll_finished(&mut blocks) {
             let reading = |fetch: &&mut Fetch<_>| fetch.reads(finished.id);
             if let Some(fetch) = self.fetches.values_mut().find(reading) {
-                verify(fetch, &mut blocks, landing, (sink, now));
-                fetch.deadline = now + self.config.answer_timeout;
+                verify(fetch, &mut blocks, cx);
+                fetch.deadline = cx.now + self.config.answer_timeout;
                 let count = fetch.pack_outcomes(&mut self.bitmap);
                 match (fetch.connection, Outcomes::new(count, &self.bitmap)) {
                     (Some(connection), Some(outcomes)) => {
                         let (lease, epoch) = (fetch.lease, self.epoch);
-                        outbox.send(connection, &Message::Complete { lease, epoch, outcomes });
+                        let message = Message::Complete { lease, epoch, outcomes };
+                        cx.outbox.send(connection, &message);
                     }
                     _ => owe(&mut self.replays, fetch),
                 }
@@ -299,7 +292,7 @@ impl<L: Landing> Requester<L> {
             _ => false,
         });
         for (_, mut fetch) in over {
-            fetch.publish(landing, |_| None);
+            fetch.publish(cx.landing, |_| None);
             self.done.push_back(fetch.finished());
         }
     }
@@ -371,8 +364,7 @@ impl<M> Fetch<M> {
 fn verify<L: Landing>(
     fetch: &mut Fetch<L::Memory>,
     blocks: &mut Vec<FinishedBlock<L::Memory>>,
-    landing: &L,
-    (sink, now): (&dyn EventSink, Timestamp),
+    cx: &Context<'_, L>,
 ) {
     let nothing = Phase::Completing { landed: Vec::with_capacity(blocks.len()) };
     let Phase::Reading { wanted, .. } = std::mem::replace(&mut fetch.phase, nothing) else {
@@ -381,26 +373,26 @@ fn verify<L: Landing>(
     let (mut landed, mut bytes) = (Vec::with_capacity(blocks.len()), 0);
     for (want, block) in wanted.into_iter().zip(blocks.drain(..)) {
         let outcome = block.outcome.and_then(|()| {
-            if landing.checksum(&block.destination) == want.checksum {
+            if cx.landing.checksum(&block.destination) == want.checksum {
                 return Ok(());
             }
-            sink.emit(Event::ChecksumMismatch);
+            cx.sink.emit(Event::ChecksumMismatch);
             Err(Scope::Peer)
         });
         match outcome {
             Ok(()) => {
-                bytes += u64::from(landing.span(&block.destination).len);
+                bytes += u64::from(cx.landing.span(&block.destination).len);
                 landed.push((want, block.destination));
             }
             Err(scope) => {
-                sink.emit(Event::TransferFailed { blocks: 1, scope });
+                cx.sink.emit(Event::TransferFailed { blocks: 1, scope });
                 fetch.set(want.position, FetchOutcome::Failed(scope));
             }
         }
     }
     if !landed.is_empty() {
-        let (blocks, took) = (landed.len() as u64, now.since(fetch.lent));
-        sink.emit(Event::TransferSucceeded { blocks, bytes, took });
+        let (blocks, took) = (landed.len() as u64, cx.now.since(fetch.lent));
+        cx.sink.emit(Event::TransferSucceeded { blocks, bytes, took });
     }
     fetch.phase = Phase::Completing { landed };
 }

@@ -77,9 +77,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
     let (header, rest) = split::<wire::Header>(bytes).ok_or_else(size)?;
     let kind = Kind::from_code(header.kind).ok_or(DecodeError::Kind { got: header.kind })?;
     if header.version != PROTOCOL_VERSION {
-        return Err(DecodeError::Version {
-            got: header.version,
-        });
+        return Err(DecodeError::Version { got: header.version });
     }
     let mut body = Body { kind, rest };
     body.zero(&header.reserved)?;
@@ -102,11 +100,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
         Kind::Pong => body.pong(),
         Kind::Goodbye => body.goodbye(),
     }?;
-    if body.rest.is_empty() {
-        Ok(message)
-    } else {
-        Err(DecodeError::Length { kind })
-    }
+    if body.rest.is_empty() { Ok(message) } else { Err(DecodeError::Length { kind }) }
 }
 
 /// The first bytes as a `T`, and the bytes after it; `None` where there are too few.
@@ -134,19 +128,13 @@ impl<'a> Body<'a> {
     fn list<T: Pod>(&mut self, count: wire::U16) -> Result<&'a [T], DecodeError> {
         let kind = self.kind;
         let bytes = usize::from(count.get()) * size_of::<T>();
-        let (head, rest) = self
-            .rest
-            .split_at_checked(bytes)
-            .ok_or(DecodeError::Length { kind })?;
+        let (head, rest) = self.rest.split_at_checked(bytes).ok_or(DecodeError::Length { kind })?;
         self.rest = rest;
         bytemuck::try_cast_slice(head).map_err(|_misfit| DecodeError::Length { kind })
     }
 
     const fn value(&self, field: &'static str) -> DecodeError {
-        DecodeError::Value {
-            kind: self.kind,
-            field,
-        }
+        DecodeError::Value { kind: self.kind, field }
     }
 
     fn check(&self, holds: bool, field: &'static str) -> Result<(), DecodeError> {
@@ -181,10 +169,8 @@ impl<'a> Body<'a> {
             .split_at_checked(usize::from(wire.requester_len))
             .ok_or(self.value("requester"))?;
         self.zero(unused)?;
-        let requester = str::from_utf8(name)
-            .ok()
-            .and_then(RequesterId::new)
-            .ok_or(self.value("requester"))?;
+        let requester =
+            str::from_utf8(name).ok().and_then(RequesterId::new).ok_or(self.value("requester"))?;
         Ok(Introduction {
             node: NodeId(wire.node),
             epoch: NodeEpoch(wire.epoch.get()),
@@ -221,11 +207,7 @@ impl<'a> Body<'a> {
     fn welcome(&mut self) -> Result<Message<'a>, DecodeError> {
         let introduction = self.introduction()?;
         let (proof, regions) = self.proof_and_regions()?;
-        Ok(Message::Welcome {
-            introduction,
-            proof,
-            regions,
-        })
+        Ok(Message::Welcome { introduction, proof, regions })
     }
 
     fn confirm(&mut self) -> Result<Message<'a>, DecodeError> {
@@ -283,10 +265,7 @@ impl<'a> Body<'a> {
     fn renewed(&mut self) -> Result<Message<'a>, DecodeError> {
         let wire = self.take::<wire::Renewed>()?;
         self.zero(&wire.reserved)?;
-        Ok(Message::Renewed {
-            lease: self.some_lease(wire.lease)?,
-            ttl_ms: wire.ttl_ms.get(),
-        })
+        Ok(Message::Renewed { lease: self.some_lease(wire.lease)?, ttl_ms: wire.ttl_ms.get() })
     }
 
     fn complete(&mut self) -> Result<Message<'a>, DecodeError> {

@@ -13,10 +13,7 @@ impl Introduction {
     pub(super) fn to_wire(self) -> wire::Introduction {
         let name = self.requester.as_str().as_bytes();
         let mut requester = [0; limits::NAME_BYTES_MAX];
-        requester
-            .iter_mut()
-            .zip(name)
-            .for_each(|(to, from)| *to = *from);
+        requester.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
         wire::Introduction {
             node: self.node.0,
             epoch: self.epoch.0.into(),
@@ -45,10 +42,7 @@ impl Message<'_> {
             reserved: [0; 2],
             body: u32::try_from(body).unwrap_or(u32::MAX).into(),
         };
-        out.iter_mut()
-            .skip(start)
-            .zip(bytes_of(&header))
-            .for_each(|(to, from)| *to = *from);
+        out.iter_mut().skip(start).zip(bytes_of(&header)).for_each(|(to, from)| *to = *from);
         debug_assert_eq!(
             out.get(start..).map(decode),
             Some(Ok(*self)),
@@ -62,28 +56,16 @@ impl Message<'_> {
                 append(out, &MAGIC);
                 append(out, &introduction.to_wire());
             }
-            Self::Welcome {
-                introduction,
-                proof,
-                regions,
-            } => {
+            Self::Welcome { introduction, proof, regions } => {
                 append(out, &introduction.to_wire());
                 append_proof_and_regions(out, proof, regions);
             }
             Self::Confirm { proof, regions } => append_proof_and_regions(out, proof, regions),
             Self::Reject { reason } => append_reason(out, reason.code()),
-            Self::Lend {
-                request,
-                namespace,
-                hashes,
-            } => append_lend(out, request, namespace, hashes),
-            Self::Lease {
-                request,
-                lease,
-                ttl_ms,
-                pause_ms,
-                loans,
-            } => {
+            Self::Lend { request, namespace, hashes } => {
+                append_lend(out, request, namespace, hashes)
+            }
+            Self::Lease { request, lease, ttl_ms, pause_ms, loans } => {
                 let body = wire::Lease {
                     request: request.0.into(),
                     lease: lease.0.into(),
@@ -97,24 +79,17 @@ impl Message<'_> {
             }
             Self::Renew { lease } => append(out, &wire::U64::from(lease.0)),
             Self::Renewed { lease, ttl_ms } => append_renewed(out, lease, ttl_ms),
-            Self::Complete {
-                lease,
-                epoch,
-                outcomes,
-            } => append_complete(out, lease, epoch, outcomes),
-            Self::Ranks {
-                lease,
-                status,
-                pause_ms,
-                ranks,
-            } => append_ranks(out, lease, status, pause_ms, ranks),
+            Self::Complete { lease, epoch, outcomes } => {
+                append_complete(out, lease, epoch, outcomes)
+            }
+            Self::Ranks { lease, status, pause_ms, ranks } => {
+                append_ranks(out, lease, status, pause_ms, ranks)
+            }
             Self::Abort { lease, reason } => append_abort(out, lease, reason),
             Self::Ping { token } => append(out, &wire::U64::from(token)),
-            Self::Pong {
-                token,
-                pause_ms,
-                outstanding_bytes,
-            } => append_pong(out, token, pause_ms, outstanding_bytes),
+            Self::Pong { token, pause_ms, outstanding_bytes } => {
+                append_pong(out, token, pause_ms, outstanding_bytes)
+            }
             Self::Goodbye { reason } => append_reason(out, reason.code()),
         }
     }
@@ -125,24 +100,11 @@ fn append(out: &mut Vec<u8>, part: &impl Pod) {
 }
 
 fn append_reason(out: &mut Vec<u8>, reason: u8) {
-    append(
-        out,
-        &wire::Reason {
-            reason,
-            reserved: [0; 7],
-        },
-    );
+    append(out, &wire::Reason { reason, reserved: [0; 7] });
 }
 
 fn append_proof_and_regions(out: &mut Vec<u8>, proof: Proof, regions: &[RegionEntry]) {
-    append(
-        out,
-        &wire::Confirm {
-            proof: proof.0,
-            count: count(regions),
-            reserved: [0; 6],
-        },
-    );
+    append(out, &wire::Confirm { proof: proof.0, count: count(regions), reserved: [0; 6] });
     out.extend_from_slice(cast_slice(regions));
 }
 
@@ -167,11 +129,7 @@ fn append_lend(
 }
 
 fn append_renewed(out: &mut Vec<u8>, lease: LeaseId, ttl_ms: u32) {
-    let body = wire::Renewed {
-        lease: lease.0.into(),
-        ttl_ms: ttl_ms.into(),
-        reserved: [0; 4],
-    };
+    let body = wire::Renewed { lease: lease.0.into(), ttl_ms: ttl_ms.into(), reserved: [0; 4] };
     append(out, &body);
 }
 
@@ -205,11 +163,7 @@ fn append_ranks(
 }
 
 fn append_abort(out: &mut Vec<u8>, lease: LeaseId, reason: AbortReason) {
-    let body = wire::Abort {
-        lease: lease.0.into(),
-        reason: reason.code(),
-        reserved: [0; 7],
-    };
+    let body = wire::Abort { lease: lease.0.into(), reason: reason.code(), reserved: [0; 7] };
     append(out, &body);
 }
 

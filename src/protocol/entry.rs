@@ -96,11 +96,7 @@ impl From<BlockHash> for HashEntry {
             len: u8::try_from(used.len()).unwrap_or(u8::MAX),
             bytes: [0; limits::HASH_BYTES_MAX],
         };
-        entry
-            .bytes
-            .iter_mut()
-            .zip(used)
-            .for_each(|(to, from)| *to = *from);
+        entry.bytes.iter_mut().zip(used).for_each(|(to, from)| *to = *from);
         Self(entry)
     }
 }
@@ -196,13 +192,7 @@ impl From<Loan> for LoanEntry {
             Loan::Busy => BUSY,
             Loan::Failed => FAILED,
         };
-        if let Loan::Ready {
-            rank,
-            generation,
-            span,
-            checksum,
-        } = loan
-        {
+        if let Loan::Ready { rank, generation, span, checksum } = loan {
             entry.rank = rank.get();
             entry.generation = generation.0.into();
             entry.rkey = span.rkey.into();

@@ -75,9 +75,7 @@ impl Index {
 
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index")
-            .field("buckets", &self.buckets.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Index").field("buckets", &self.buckets.len()).finish_non_exhaustive()
     }
 }
 
@@ -87,10 +85,7 @@ mod tests {
     use crate::types::{BlockHash, NamespaceId};
 
     fn key(number: u32) -> BlockKey {
-        BlockKey {
-            namespace: NamespaceId(1),
-            hash: BlockHash::new(&number.to_le_bytes()).unwrap(),
-        }
+        BlockKey { namespace: NamespaceId(1), hash: BlockHash::new(&number.to_le_bytes()).unwrap() }
     }
 
     #[test]

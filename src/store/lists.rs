@@ -37,17 +37,10 @@ pub(super) struct Lists {
 
 impl Lists {
     pub(super) fn new(capacity: u32) -> Self {
-        let link = Link {
-            older: NIL,
-            newer: NIL,
-            placed: 0,
-        };
+        let link = Link { older: NIL, newer: NIL, placed: 0 };
         Self {
             links: vec![link; capacity as usize].into_boxed_slice(),
-            ends: [Ends {
-                oldest: NIL,
-                newest: NIL,
-            }; LISTS],
+            ends: [Ends { oldest: NIL, newest: NIL }; LISTS],
             occupied: 0,
             sequence: 0,
         }
@@ -65,11 +58,7 @@ impl Lists {
             None => ends.oldest = slot,
         }
         if let Some(link) = self.links.get_mut(slot as usize) {
-            *link = Link {
-                older,
-                newer: NIL,
-                placed: self.sequence,
-            };
+            *link = Link { older, newer: NIL, placed: self.sequence };
         }
         self.occupied |= 1 << rank.get();
     }
@@ -102,14 +91,13 @@ impl Lists {
 
     /// The heads of the lists that have one, from the highest rank down.
     pub(super) fn heads(&self) -> impl Iterator<Item = ListHead> + '_ {
-        EvictionRank::all()
-            .rev()
-            .filter(|rank| self.occupied & 1 << rank.get() != 0)
-            .filter_map(|rank| {
+        EvictionRank::all().rev().filter(|rank| self.occupied & 1 << rank.get() != 0).filter_map(
+            |rank| {
                 let link = self.links.get(self.oldest(rank)? as usize)?;
                 let age = self.sequence - link.placed;
                 Some(ListHead { rank, age })
-            })
+            },
+        )
     }
 
     /// The members of `rank`, oldest first.
@@ -173,12 +161,6 @@ mod tests {
         lists.remove(LAST, 2);
         lists.push_newest(LAST, 2);
         let heads: Vec<ListHead> = lists.heads().collect();
-        assert_eq!(
-            heads,
-            [
-                ListHead { rank: LAST, age: 2 },
-                ListHead { rank: ONE, age: 3 }
-            ]
-        );
+        assert_eq!(heads, [ListHead { rank: LAST, age: 2 }, ListHead { rank: ONE, age: 3 }]);
     }
 }

@@ -61,11 +61,7 @@ struct Subject {
 impl Subject {
     fn new(config: StoreConfig) -> Self {
         let sum = Arc::new(RankSum::default());
-        Self {
-            store: Store::new(config, sum.clone()).unwrap(),
-            sum,
-            ids: BTreeMap::new(),
-        }
+        Self { store: Store::new(config, sum.clone()).unwrap(), sum, ids: BTreeMap::new() }
     }
 
     /// An id belongs to one admission and an admission to one id, for ever.
@@ -103,10 +99,7 @@ impl Subject {
     }
 
     fn id(&self, serial: u64) -> ResidentId {
-        self.ids.get(&serial).copied().unwrap_or(ResidentId {
-            slot: 0,
-            generation: Generation(0),
-        })
+        self.ids.get(&serial).copied().unwrap_or(ResidentId { slot: 0, generation: Generation(0) })
     }
 
     fn batch(&mut self, keys: &[u8], ask: impl Fn(&Store, &[BlockKey], &mut Batch)) -> Vec<Answer> {
@@ -119,12 +112,7 @@ impl Subject {
 
     fn apply(&mut self, operation: &Operation) -> Vec<Answer> {
         let one = match operation {
-            Operation::Insert {
-                key: number,
-                serial,
-                origin,
-                pinned,
-            } => {
+            Operation::Insert { key: number, serial, origin, pinned } => {
                 let payload = payload(*serial);
                 match self.store.insert(key(*number), payload, *origin, *pinned) {
                     Err(InsertError::AlreadyResident(found)) => {
@@ -165,16 +153,12 @@ impl Subject {
             Operation::FinishedSending { key: number } => {
                 said(self.store.finished_sending(&key(*number)))
             }
-            Operation::OwnerHint {
-                key: number,
-                owners,
-            } => said(self.store.owner_hint(&key(*number), *owners)),
+            Operation::OwnerHint { key: number, owners } => {
+                said(self.store.owner_hint(&key(*number), *owners))
+            }
             Operation::Evict => {
                 let victim = self.store.evict();
-                return victim
-                    .map(|victim| self.evicted(victim))
-                    .into_iter()
-                    .collect();
+                return victim.map(|victim| self.evicted(victim)).into_iter().collect();
             }
             Operation::EvictBatch { max } => {
                 let mut out = Vec::new();
@@ -325,12 +309,7 @@ fn run(config: StoreConfig, operations: &[Operation]) -> Result<(), TestCaseErro
     let mut step = |subject: &mut Subject, oracle: &mut Oracle, operation: &Operation| {
         let operation = sequence.resolve(operation, oracle);
         let expected = oracle.apply(&operation);
-        prop_assert_eq!(
-            subject.apply(&operation),
-            expected.clone(),
-            "{:?}",
-            operation
-        );
+        prop_assert_eq!(subject.apply(&operation), expected.clone(), "{:?}", operation);
         lock(&subject.store.slab).check();
         Ok(expected)
     };
@@ -339,11 +318,7 @@ fn run(config: StoreConfig, operations: &[Operation]) -> Result<(), TestCaseErro
         subject.sum.assert_explains(&subject.store);
     }
     subject.assert_lists(&oracle);
-    while oracle
-        .residents()
-        .values()
-        .any(|resident| resident.pins > 0)
-    {
+    while oracle.residents().values().any(|resident| resident.pins > 0) {
         step(&mut subject, &mut oracle, &Operation::Unpin { serial: 0 })?;
     }
     while !step(&mut subject, &mut oracle, &Operation::Evict)?.is_empty() {}
@@ -371,10 +346,7 @@ fn compare(policy: Policy) {
 }
 
 fn compare_kind(kind: PolicyKind) {
-    compare(Policy {
-        kind,
-        ..Policy::default()
-    });
+    compare(Policy { kind, ..Policy::default() });
 }
 
 #[test]
@@ -384,10 +356,7 @@ fn the_rank_policy_is_what_its_oracle_says() {
 
 #[test]
 fn the_rank_policy_without_hit_promotion_is_what_its_oracle_says() {
-    compare(Policy {
-        hit_promotion: false,
-        ..Policy::default()
-    });
+    compare(Policy { hit_promotion: false, ..Policy::default() });
 }
 
 #[test]

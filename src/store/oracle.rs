@@ -17,10 +17,7 @@ use crate::types::{
 
 /// A block by its number.
 pub(super) fn key(number: u8) -> BlockKey {
-    BlockKey {
-        namespace: NamespaceId(7),
-        hash: BlockHash::new(&[number]).unwrap(),
-    }
+    BlockKey { namespace: NamespaceId(7), hash: BlockHash::new(&[number]).unwrap() }
 }
 
 /// The payload of an admission. Lengths differ, so that sums of bytes say something.
@@ -38,84 +35,37 @@ pub(super) fn payload(serial: u64) -> Payload {
 /// Everything that a store can be asked to do that changes it, or that shows its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Operation {
-    Insert {
-        key: u8,
-        serial: u64,
-        origin: Origin,
-        pinned: bool,
-    },
-    Lookup {
-        key: u8,
-    },
-    Pin {
-        key: u8,
-    },
-    PinBatch {
-        keys: Vec<u8>,
-    },
-    HitBatch {
-        keys: Vec<u8>,
-        pin: bool,
-    },
-    Unpin {
-        serial: u64,
-    },
-    UnpinBatch {
-        serials: Vec<u64>,
-    },
-    Commit {
-        serial: u64,
-        requester: RequesterIndex,
-    },
-    CommitBatch {
-        serials: Vec<u64>,
-        requester: RequesterIndex,
-    },
-    AlreadyResident {
-        key: u8,
-        cause: ResidentCause,
-    },
-    FinishedSending {
-        key: u8,
-    },
-    OwnerHint {
-        key: u8,
-        owners: u32,
-    },
+    Insert { key: u8, serial: u64, origin: Origin, pinned: bool },
+    Lookup { key: u8 },
+    Pin { key: u8 },
+    PinBatch { keys: Vec<u8> },
+    HitBatch { keys: Vec<u8>, pin: bool },
+    Unpin { serial: u64 },
+    UnpinBatch { serials: Vec<u64> },
+    Commit { serial: u64, requester: RequesterIndex },
+    CommitBatch { serials: Vec<u64>, requester: RequesterIndex },
+    AlreadyResident { key: u8, cause: ResidentCause },
+    FinishedSending { key: u8 },
+    OwnerHint { key: u8, owners: u32 },
     Evict,
-    EvictBatch {
-        max: usize,
-    },
+    EvictBatch { max: usize },
 }
 
 /// One answer; a batch gives several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    Found {
-        serial: u64,
-        rank: EvictionRank,
-    },
+    Found { serial: u64, rank: EvictionRank },
     NotFound,
-    AlreadyResident {
-        serial: u64,
-        rank: EvictionRank,
-    },
+    AlreadyResident { serial: u64, rank: EvictionRank },
     Full,
     TooManyPins,
     Unpinned,
     Stale,
     NotPinned,
     Refused(usize),
-    Committed {
-        rank: EvictionRank,
-        first: bool,
-    },
+    Committed { rank: EvictionRank, first: bool },
     Said(bool),
-    Evicted {
-        key: u8,
-        serial: u64,
-        rank: EvictionRank,
-    },
+    Evicted { key: u8, serial: u64, rank: EvictionRank },
 }
 
 #[derive(Debug, Clone)]
@@ -140,12 +90,7 @@ pub(super) struct Resident {
 
 impl Oracle {
     pub(super) fn new(config: StoreConfig) -> Self {
-        Self {
-            config,
-            residents: BTreeMap::new(),
-            lists: BTreeMap::new(),
-            placements: 0,
-        }
+        Self { config, residents: BTreeMap::new(), lists: BTreeMap::new(), placements: 0 }
     }
 
     pub(super) fn residents(&self) -> &BTreeMap<u8, Resident> {
@@ -154,12 +99,9 @@ impl Oracle {
 
     pub(super) fn apply(&mut self, operation: &Operation) -> Vec<Answer> {
         let one = match operation {
-            Operation::Insert {
-                key,
-                serial,
-                origin,
-                pinned,
-            } => self.insert(*key, *serial, *origin, *pinned),
+            Operation::Insert { key, serial, origin, pinned } => {
+                self.insert(*key, *serial, *origin, *pinned)
+            }
             Operation::Lookup { key } => self.lookup(*key),
             Operation::Pin { key } => self.pin(*key),
             Operation::PinBatch { keys } => return keys.iter().map(|key| self.pin(*key)).collect(),
@@ -212,9 +154,7 @@ impl Oracle {
 
     /// Makes the resident the newest of its rank, or takes it out of its list if it is pinned.
     fn place(&mut self, key: u8) {
-        self.lists
-            .values_mut()
-            .for_each(|list| list.retain(|place| place.0 != key));
+        self.lists.values_mut().for_each(|list| list.retain(|place| place.0 != key));
         let resident = &self.residents[&key];
         if resident.pins == 0 {
             self.placements += 1;
@@ -226,10 +166,7 @@ impl Oracle {
     fn lookup(&self, key: u8) -> Answer {
         self.residents
             .get(&key)
-            .map_or(Answer::NotFound, |here| Answer::Found {
-                serial: here.serial,
-                rank: here.rank,
-            })
+            .map_or(Answer::NotFound, |here| Answer::Found { serial: here.serial, rank: here.rank })
     }
 
     fn pin(&mut self, key: u8) -> Answer {

@@ -46,11 +46,7 @@ impl Slot {
     }
 
     fn found(&self, slot: u32) -> Found {
-        Found {
-            id: self.id(slot),
-            payload: self.payload,
-            rank: self.word.rank(),
-        }
+        Found { id: self.id(slot), payload: self.payload, rank: self.word.rank() }
     }
 }
 
@@ -91,8 +87,7 @@ impl Slab {
     }
 
     fn locate(&self, key: &BlockKey) -> Option<u32> {
-        self.index
-            .find(key, |slot| self.at(slot).is_some_and(|s| s.key == *key))
+        self.index.find(key, |slot| self.at(slot).is_some_and(|s| s.key == *key))
     }
 
     /// The word of the resident that `id` means, if that is still here.
@@ -283,12 +278,7 @@ impl Slab {
         let slot = self.lists.oldest(rank)?;
         let entry = self.slots.get_mut(slot as usize)?;
         entry.requesters = Requesters::default();
-        let victim = Evicted {
-            key: entry.key,
-            id: entry.id(slot),
-            payload: entry.payload,
-            rank,
-        };
+        let victim = Evicted { key: entry.key, id: entry.id(slot), payload: entry.payload, rank };
         let next = entry.word.vacated();
         self.index.remove(&victim.key, slot);
         self.set(slot, next, Recency::Keep);
@@ -363,11 +353,7 @@ impl Slab {
             let word = slot.word;
             let expected = word.is_listed().then(|| word.rank());
             assert_eq!(listed[at], expected, "the list of slot {at}");
-            assert_eq!(
-                free[at],
-                !word.has(Flag::Live),
-                "slot {at} and the free list"
-            );
+            assert_eq!(free[at], !word.has(Flag::Live), "slot {at} and the free list");
             if word.has(Flag::Live) {
                 assert_eq!(self.locate(&slot.key), u32::try_from(at).ok());
                 counted.residents += 1;

@@ -14,10 +14,7 @@ use crate::types::{BlockKey, Extent, PolicyKind, PoolId, RequesterIndex, Residen
 const SAVED: Origin = Origin::Saved { owners: None };
 
 fn store(capacity: u32, kind: PolicyKind, sink: Arc<RankSum>) -> Store {
-    let policy = Policy {
-        kind,
-        ..Policy::default()
-    };
+    let policy = Policy { kind, ..Policy::default() };
     Store::new(StoreConfig { capacity, policy }, sink).unwrap()
 }
 
@@ -34,28 +31,18 @@ fn invariant_7_holds_where_threads_race_to_commit() {
         let given: Vec<(usize, Committed)> = thread::scope(|scope| {
             let run = move |thread: u16| {
                 barrier.wait();
-                let order = if thread.is_multiple_of(2) {
-                    [0, 1]
-                } else {
-                    [1, 0]
-                };
+                let order = if thread.is_multiple_of(2) { [0, 1] } else { [1, 0] };
                 order.map(|at| (at, store.commit(id, requesters[at]).unwrap()))
             };
             let threads: Vec<_> = (0..THREADS).map(|t| scope.spawn(move || run(t))).collect();
-            threads
-                .into_iter()
-                .flat_map(|thread| thread.join().unwrap())
-                .collect()
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
         let mut ranks: Vec<u8> = (0..2)
             .map(|at| {
                 let of = || given.iter().filter(|one| one.0 == at).map(|one| one.1);
                 assert_eq!(of().filter(|one| one.first).count(), 1);
                 let rank = of().next().unwrap().rank;
-                assert!(
-                    of().all(|one| one.rank == rank),
-                    "every repeat gets the first answer"
-                );
+                assert!(of().all(|one| one.rank == rank), "every repeat gets the first answer");
                 rank.get()
             })
             .collect();
@@ -191,12 +178,7 @@ fn stress(kind: PolicyKind) {
             scope.spawn(move || {
                 let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed);
                 let pins = Vec::new();
-                let mut worker = Worker {
-                    store,
-                    memory,
-                    random,
-                    pins,
-                };
+                let mut worker = Worker { store, memory, random, pins };
                 for _ in 0..10_000 {
                     worker.step();
                 }

@@ -15,10 +15,7 @@ fn rank(value: u32) -> EvictionRank {
 }
 
 fn config(capacity: u32) -> StoreConfig {
-    StoreConfig {
-        capacity,
-        policy: Policy::default(),
-    }
+    StoreConfig { capacity, policy: Policy::default() }
 }
 
 fn store(capacity: u32) -> Store {
@@ -196,11 +193,7 @@ fn an_already_resident_block_recovers_unless_two_saves_met() {
         let store = store(2);
         insert(&store, 0, Origin::Fetched { source: rank(4) });
         insert(&store, 1, Origin::Fetched { source: rank(3) });
-        let expected = if cause == ResidentCause::DuplicateSave {
-            4
-        } else {
-            3
-        };
+        let expected = if cause == ResidentCause::DuplicateSave { 4 } else { 3 };
         let found = store.already_resident(&key(0), cause).unwrap();
         assert_eq!(found.rank, rank(expected), "{cause:?}");
         let first = if expected == 4 { 0 } else { 1 };
@@ -220,21 +213,11 @@ fn an_owner_hint_moves_only_what_nothing_else_has_moved() {
     // A hit at rank 1 stays at rank 1 and counts all the same.
     store.hit_batch(&[key(1)], false, &mut Vec::new());
     store.finished_sending(&key(2));
-    let moved: Vec<_> = (0..5)
-        .map(|number| store.owner_hint(&key(number), 4))
-        .collect();
-    assert_eq!(
-        moved,
-        [true, false, false, false, true].map(Some),
-        "4: a pinned admission"
-    );
+    let moved: Vec<_> = (0..5).map(|number| store.owner_hint(&key(number), 4)).collect();
+    assert_eq!(moved, [true, false, false, false, true].map(Some), "4: a pinned admission");
     assert_eq!([0, 1, 2, 3, 4].map(|n| rank_of(&store, n)), [3, 1, 2, 1, 3]);
     assert_eq!(store.owner_hint(&key(0), 4), Some(false), "no move");
-    assert_eq!(
-        store.owner_hint(&key(0), 3),
-        Some(true),
-        "a later hint corrects"
-    );
+    assert_eq!(store.owner_hint(&key(0), 3), Some(true), "a later hint corrects");
     assert_eq!(store.owner_hint(&key(9), 3), None);
 }
 
@@ -248,34 +231,18 @@ fn events_tell_what_happened() {
     let id = insert(&store, 0, fetched).id;
     let bytes = u64::from(payload(0).extent.len);
     let (rank_now, fetched) = (rank(3), true);
-    let inserted = Event::Inserted {
-        rank: rank_now,
-        bytes,
-        fetched,
-    };
+    let inserted = Event::Inserted { rank: rank_now, bytes, fetched };
     assert_eq!(sink.take(), [inserted]);
-    let moved = |from, to| Event::RankMoved {
-        from: rank(from),
-        to: rank(to),
-    };
+    let moved = |from, to| Event::RankMoved { from: rank(from), to: rank(to) };
 
     let mut hits = Vec::new();
     store.hit_batch(&keys(&[0, 0, 0, 1]), true, &mut hits);
     let mut events = sink.take();
     events.sort_by_key(|event| format!("{event:?}"));
-    assert_eq!(
-        events,
-        [moved(2, 1), moved(3, 2)],
-        "the third hit moves nothing"
-    );
+    assert_eq!(events, [moved(2, 1), moved(3, 2)], "the third hit moves nothing");
     let mut commits = Vec::new();
     store.commit_batch(&[id, id, id], RequesterIndex(60), &mut commits);
-    let expected = [false, false, true].map(|first| {
-        Ok(Committed {
-            rank: rank(1),
-            first,
-        })
-    });
+    let expected = [false, false, true].map(|first| Ok(Committed { rank: rank(1), first }));
     assert_eq!(commits, expected);
     assert_eq!(sink.take(), [moved(1, 2)], "a repeat moves nothing");
     let cause = ResidentCause::DuplicateSave;
@@ -284,13 +251,7 @@ fn events_tell_what_happened() {
     assert_eq!(sink.take(), [Event::AlreadyResident { cause }]);
     store.evict();
     store.evict();
-    assert_eq!(
-        sink.take(),
-        [Event::Evicted {
-            rank: rank(2),
-            bytes
-        }]
-    );
+    assert_eq!(sink.take(), [Event::Evicted { rank: rank(2), bytes }]);
 }
 
 #[test]
@@ -306,10 +267,7 @@ fn statistics_and_the_list_agree() {
     assert_eq!(store.list(0, 2, &mut views), Some(2));
     assert_eq!(store.list(2, 2, &mut views), None);
     assert_eq!(store.list(u32::MAX, u32::MAX, &mut views), None);
-    let bytes: u64 = views
-        .iter()
-        .map(|view| u64::from(view.payload.extent.len))
-        .sum();
+    let bytes: u64 = views.iter().map(|view| u64::from(view.payload.extent.len)).sum();
     assert_eq!((views.len(), bytes), (3, stats.bytes));
     assert_eq!((views[1].pins, views[1].rank), (1, rank(2)));
 }
@@ -361,11 +319,7 @@ fn invariant_7_a_requester_moves_a_resident_once_whatever_is_repeated() {
         assert_eq!(commit(other).rank, rank(3));
         for _ in 0..3 {
             let again = commit(requester);
-            assert_eq!(
-                (again.rank, again.first),
-                (rank(2), false),
-                "the rank of the first"
-            );
+            assert_eq!((again.rank, again.first), (rank(2), false), "the rank of the first");
         }
         assert_eq!(rank_of(&store, 0), 4);
         assert_eq!(store.commit(id, other), Err(UnpinError::NotPinned));

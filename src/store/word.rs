@@ -47,9 +47,7 @@ impl Word {
     /// The first word of a resident in this vacant slot.
     pub(super) fn occupied(self, rank: EvictionRank) -> Self {
         debug_assert!(!self.has(Flag::Live));
-        Self(self.0 & u64::from(u32::MAX))
-            .with_rank(rank)
-            .with(Flag::Live)
+        Self(self.0 & u64::from(u32::MAX)).with_rank(rank).with(Flag::Live)
     }
 
     /// The word after this one's resident is gone: nothing but the next generation. 0 is left out,
@@ -59,10 +57,7 @@ impl Word {
     }
 
     pub(super) fn generation(self) -> Generation {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the low half is the generation"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is the generation")]
         Generation(self.0 as u32)
     }
 
@@ -117,12 +112,7 @@ mod tests {
             .with_rank(EvictionRank::LAST);
         let full = (0..limits::PINS_MAX).fold(full, |word, _| word.pinned().unwrap());
         let read = |word: Word| {
-            (
-                word.generation().0,
-                word.rank().get(),
-                word.pins(),
-                FLAGS.map(|flag| word.has(flag)),
-            )
+            (word.generation().0, word.rank().get(), word.pins(), FLAGS.map(|flag| word.has(flag)))
         };
         assert_eq!(read(full), (u32::MAX, 31, limits::PINS_MAX, [true; 4]));
         let low = full.with_rank(EvictionRank::FIRST);
@@ -133,10 +123,7 @@ mod tests {
             let only = Word::UNUSED.with(flag);
             assert_eq!(only.pins(), 0);
             assert_eq!(only.generation(), Generation(1));
-            assert_eq!(
-                FLAGS.map(|other| only.has(other)),
-                FLAGS.map(|other| other == flag)
-            );
+            assert_eq!(FLAGS.map(|other| only.has(other)), FLAGS.map(|other| other == flag));
         }
     }
 
@@ -156,10 +143,6 @@ mod tests {
         assert!(!word.pinned().unwrap().is_listed());
         assert_eq!(word.vacated(), Word(2));
         assert!(!word.vacated().is_listed());
-        assert_eq!(
-            Word(u64::from(u32::MAX)).vacated(),
-            Word(1),
-            "0 is left out"
-        );
+        assert_eq!(Word(u64::from(u32::MAX)).vacated(), Word(1), "0 is left out");
     }
 }

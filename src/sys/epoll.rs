@@ -137,9 +137,7 @@ impl Epoll {
 
 impl fmt::Debug for Epoll {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Epoll")
-            .field("fd", &self.fd)
-            .finish_non_exhaustive()
+        f.debug_struct("Epoll").field("fd", &self.fd).finish_non_exhaustive()
     }
 }
 
@@ -205,12 +203,7 @@ mod tests {
         there.write_all(b"x").unwrap();
         assert_eq!(wait(&mut epoll), []);
         epoll.modify(&here, 3, Interest::Read).unwrap();
-        let expected = Ready {
-            token: 3,
-            readable: true,
-            writable: false,
-            closed: false,
-        };
+        let expected = Ready { token: 3, readable: true, writable: false, closed: false };
         assert_eq!(wait(&mut epoll), [expected]);
         here.read_exact(&mut [0]).unwrap();
         drop(there);

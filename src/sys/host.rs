@@ -69,10 +69,7 @@ pub fn huge_page_directory(page_bytes: u64, node: Option<u32>) -> PathBuf {
         None => "/sys/kernel/mm".to_owned(),
         Some(node) => format!("/sys/devices/system/node/node{node}"),
     };
-    PathBuf::from(format!(
-        "{base}/hugepages/hugepages-{}kB",
-        page_bytes / 1024
-    ))
+    PathBuf::from(format!("{base}/hugepages/hugepages-{}kB", page_bytes / 1024))
 }
 
 /// Huge pages that can still be taken from such a directory: free and not promised to a mapping.
@@ -106,11 +103,7 @@ fn node_available(node: u32) -> Option<u64> {
     let free = meminfo_bytes(&text, "MemFree")?;
     let reclaimable = ["Active(file)", "Inactive(file)", "SReclaimable"]
         .map(|name| meminfo_bytes(&text, name).unwrap_or(0));
-    Some(
-        reclaimable
-            .iter()
-            .fold(free, |sum, part| sum.saturating_add(*part)),
-    )
+    Some(reclaimable.iter().fold(free, |sum, part| sum.saturating_add(*part)))
 }
 
 /// What each control group from the process's own up to the root leaves.
@@ -150,10 +143,7 @@ fn group_available(directory: &Path) -> Option<u64> {
     let number = |name: &str| read(directory.join(name)).trim().parse::<u64>().ok();
     let (limit, used) = match number("memory.max") {
         Some(limit) => (limit, number("memory.current")?),
-        None => (
-            number("memory.limit_in_bytes")?,
-            number("memory.usage_in_bytes")?,
-        ),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?),
     };
     let stat = read(directory.join("memory.stat"));
     let droppable = stat.lines().find_map(|line| {

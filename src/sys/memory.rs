@@ -87,11 +87,7 @@ pub unsafe fn bind_to_node(start: NonNull<u8>, len: usize, node: u32) -> io::Res
             0_u32,
         )
     };
-    if answer == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The size of an ordinary page, bytes.

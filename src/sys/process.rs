@@ -32,11 +32,7 @@ pub fn end_with_parent(parent: u32, signal: DeathSignal) -> io::Result<()> {
     };
     set_parent_process_death_signal(Some(signal))?;
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
-    if now == Some(parent) {
-        Ok(())
-    } else {
-        Err(Errno::SRCH.into())
-    }
+    if now == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
 }
 
 /// The identity of this boot of the host: two processes that read the same one can share memory,
@@ -95,10 +91,7 @@ mod tests {
         shell.kill().unwrap();
         shell.wait().unwrap();
         let mut fds = [PollFd::new(output.get_ref(), PollFlags::IN)];
-        let deadline = Timespec {
-            tv_sec: 10,
-            tv_nsec: 0,
-        };
+        let deadline = Timespec { tv_sec: 10, tv_nsec: 0 };
         assert_eq!(poll(&mut fds, Some(&deadline)).unwrap(), 1, "it lives on");
         line.clear();
         output.read_to_string(&mut line).unwrap();

@@ -75,10 +75,7 @@ fn extend(
     };
     let follows = read.remote.rkey == remote.rkey
         && read.remote.address + u64::from(read.remote.len) == remote.address;
-    let room = capabilities
-        .read_bytes
-        .saturating_sub(read.remote.len)
-        .min(remote.len);
+    let room = capabilities.read_bytes.saturating_sub(read.remote.len).min(remote.len);
     if !follows || room == 0 {
         return 0;
     }
@@ -125,26 +122,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn capabilities(segments: usize, read_bytes: u32) -> Capabilities {
-        Capabilities {
-            transport: "test",
-            reads_outstanding: 8,
-            segments,
-            read_bytes,
-        }
+        Capabilities { transport: "test", reads_outstanding: 8, segments, read_bytes }
     }
 
     fn block(address: u64, offset: u64, len: u32) -> BlockRead {
         BlockRead {
-            remote: RemoteSpan {
-                rkey: 7,
-                address,
-                len,
-            },
-            local: RegisteredSpan {
-                region: RegionId(0),
-                offset,
-                len,
-            },
+            remote: RemoteSpan { rkey: 7, address, len },
+            local: RegisteredSpan { region: RegionId(0), offset, len },
         }
     }
 
@@ -162,39 +146,18 @@ mod tests {
         let blocks = [block(0, 1000, 10), block(10, 0, 10), block(20, 10, 10)];
         let (reads, segments) = planned(&blocks, &capabilities(16, 1 << 20));
         assert_eq!(reads.len(), 1);
-        assert_eq!(
-            reads[0].remote,
-            RemoteSpan {
-                rkey: 7,
-                address: 0,
-                len: 30
-            }
-        );
+        assert_eq!(reads[0].remote, RemoteSpan { rkey: 7, address: 0, len: 30 });
         assert_eq!((reads[0].first_block, reads[0].last_block), (0, 2));
-        assert_eq!(
-            segments.len(),
-            2,
-            "the last two destinations are neighbours too"
-        );
+        assert_eq!(segments.len(), 2, "the last two destinations are neighbours too");
     }
 
     #[test]
     fn another_key_or_a_gap_begins_a_read() {
         let mut other_key = block(10, 10, 10);
         other_key.remote.rkey = 8;
+        assert_eq!(planned(&[block(0, 0, 10), other_key], &capabilities(16, 100)).0.len(), 2);
         assert_eq!(
-            planned(&[block(0, 0, 10), other_key], &capabilities(16, 100))
-                .0
-                .len(),
-            2
-        );
-        assert_eq!(
-            planned(
-                &[block(0, 0, 10), block(11, 10, 10)],
-                &capabilities(16, 100)
-            )
-            .0
-            .len(),
+            planned(&[block(0, 0, 10), block(11, 10, 10)], &capabilities(16, 100)).0.len(),
             2
         );
     }
@@ -202,20 +165,14 @@ mod tests {
     #[test]
     fn a_long_block_is_split() {
         let (reads, _) = planned(&[block(0, 0, 25)], &capabilities(16, 10));
-        assert_eq!(
-            reads.iter().map(|read| read.remote.len).collect::<Vec<_>>(),
-            [10, 10, 5]
-        );
+        assert_eq!(reads.iter().map(|read| read.remote.len).collect::<Vec<_>>(), [10, 10, 5]);
     }
 
     #[test]
     fn a_read_keeps_within_the_segments_of_the_fabric() {
         let blocks: Vec<_> = (0..5).map(|i| block(i * 10, i * 100, 10)).collect();
         let (reads, _) = planned(&blocks, &capabilities(2, 1000));
-        assert_eq!(
-            reads.iter().map(|read| read.segments).collect::<Vec<_>>(),
-            [2, 2, 1]
-        );
+        assert_eq!(reads.iter().map(|read| read.segments).collect::<Vec<_>>(), [2, 2, 1]);
     }
 
     proptest! {

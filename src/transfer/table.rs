@@ -151,23 +151,12 @@ impl<D> Transfers<D> {
         self.scratch.clear();
         for (read, destination) in blocks {
             self.scratch.push(read);
-            transfer.blocks.push(Block {
-                destination,
-                failed: false,
-            });
+            transfer.blocks.push(Block { destination, failed: false });
         }
-        plan(
-            &self.scratch,
-            &self.capabilities,
-            &mut transfer.reads,
-            &mut transfer.segments,
-        );
+        plan(&self.scratch, &self.capabilities, &mut transfer.reads, &mut transfer.segments);
         let done = transfer.is_done();
         let slot = self.free_slots.pop().unwrap_or_else(|| {
-            self.slots.push(TransferSlot {
-                generation: 0,
-                running: None,
-            });
+            self.slots.push(TransferSlot { generation: 0, running: None });
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let mut generation = 0;
@@ -212,11 +201,7 @@ impl<D> Transfers<D> {
     }
 
     fn fill(&mut self, slot: usize, credits: usize, batch: &mut ReadBatch) -> usize {
-        let Some(transfer) = self
-            .slots
-            .get_mut(slot)
-            .and_then(|slot| slot.running.as_mut())
-        else {
+        let Some(transfer) = self.slots.get_mut(slot).and_then(|slot| slot.running.as_mut()) else {
             return 0;
         };
         let mut posted = 0;
@@ -224,10 +209,7 @@ impl<D> Transfers<D> {
             && let Some(read) = transfer.reads.get(transfer.next_read)
         {
             let wr = self.free_wrs.pop().unwrap_or_else(|| {
-                self.wrs.push(WrSlot {
-                    generation: 0,
-                    carries: None,
-                });
+                self.wrs.push(WrSlot { generation: 0, carries: None });
                 u32::try_from(self.wrs.len() - 1).unwrap_or(u32::MAX)
             });
             let Some(entry) = self.wrs.get_mut(wr as usize) else {
@@ -237,18 +219,12 @@ impl<D> Transfers<D> {
             let index = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
             entry.carries = Some((index(slot), index(transfer.next_read)));
             batch.works.push(ReadWork {
-                wr_id: WrId {
-                    slot: wr,
-                    generation: entry.generation,
-                },
+                wr_id: WrId { slot: wr, generation: entry.generation },
                 remote: read.remote,
                 segments: read.segments,
             });
             let end = transfer.next_segment + usize::from(read.segments);
-            let spans = transfer
-                .segments
-                .get(transfer.next_segment..end)
-                .unwrap_or_default();
+            let spans = transfer.segments.get(transfer.next_segment..end).unwrap_or_default();
             batch.segments.extend_from_slice(spans);
             transfer.next_segment = end;
             transfer.next_read += 1;
@@ -284,9 +260,7 @@ impl<D> Transfers<D> {
         let Some(entry) = self.wrs.get_mut(wr_id.slot as usize) else {
             return false;
         };
-        let Some((slot, read)) = entry
-            .carries
-            .filter(|_| entry.generation == wr_id.generation)
+        let Some((slot, read)) = entry.carries.filter(|_| entry.generation == wr_id.generation)
         else {
             return false;
         };
@@ -294,10 +268,8 @@ impl<D> Transfers<D> {
         entry.generation = entry.generation.wrapping_add(1);
         self.free_wrs.push(wr_id.slot);
         self.return_credit(on);
-        let Some(transfer) = self
-            .slots
-            .get_mut(slot as usize)
-            .and_then(|entry| entry.running.as_mut())
+        let Some(transfer) =
+            self.slots.get_mut(slot as usize).and_then(|entry| entry.running.as_mut())
         else {
             return false;
         };
@@ -340,8 +312,7 @@ impl<D> Transfers<D> {
             }
             transfer.give_up(scope);
             if transfer.is_done() {
-                self.finished
-                    .push_back(u32::try_from(slot).unwrap_or(u32::MAX));
+                self.finished.push_back(u32::try_from(slot).unwrap_or(u32::MAX));
             } else {
                 self.to_break.push_back(transfer.connection);
             }
@@ -370,10 +341,7 @@ impl<D> Transfers<D> {
         let slot = self.finished.pop_front()?;
         let entry = self.slots.get_mut(slot as usize)?;
         let mut transfer = entry.running.take()?;
-        let id = TransferId {
-            slot,
-            generation: entry.generation,
-        };
+        let id = TransferId { slot, generation: entry.generation };
         entry.generation = entry.generation.wrapping_add(1);
         self.free_slots.push(slot);
         let scope = transfer.broken.unwrap_or(Scope::Local);
@@ -391,36 +359,22 @@ impl<D> Transfers<D> {
 
     fn get_mut(&mut self, id: TransferId) -> Option<&mut Transfer<D>> {
         let entry = self.slots.get_mut(id.slot as usize)?;
-        entry
-            .running
-            .as_mut()
-            .filter(|_| entry.generation == id.generation)
+        entry.running.as_mut().filter(|_| entry.generation == id.generation)
     }
 
     fn credits_used(&self, connection: ConnectionId) -> usize {
-        self.credits_used
-            .iter()
-            .find(|(of, _)| *of == connection)
-            .map_or(0, |(_, used)| *used)
+        self.credits_used.iter().find(|(of, _)| *of == connection).map_or(0, |(_, used)| *used)
     }
 
     fn add_credits_used(&mut self, connection: ConnectionId, count: usize) {
-        match self
-            .credits_used
-            .iter_mut()
-            .find(|(of, _)| *of == connection)
-        {
+        match self.credits_used.iter_mut().find(|(of, _)| *of == connection) {
             Some((_, used)) => *used += count,
             None => self.credits_used.push((connection, count)),
         }
     }
 
     fn return_credit(&mut self, connection: ConnectionId) {
-        if let Some((_, used)) = self
-            .credits_used
-            .iter_mut()
-            .find(|(of, _)| *of == connection)
-        {
+        if let Some((_, used)) = self.credits_used.iter_mut().find(|(of, _)| *of == connection) {
             *used = used.saturating_sub(1);
         }
     }

@@ -94,10 +94,7 @@ pub struct NamespaceId(pub u64);
 
 /// [`limits::HASH_BYTES_MAX`] as a length byte.
 const LEN_MAX: u8 = {
-    assert!(
-        limits::HASH_BYTES_MAX == 32,
-        "the length of a hash is a byte"
-    );
+    assert!(limits::HASH_BYTES_MAX == 32, "the length of a hash is a byte");
     32
 };
 
@@ -125,22 +122,14 @@ impl BlockHash {
     pub fn padded(bytes: &[u8; limits::HASH_BYTES_MAX], len: u8) -> Self {
         let width = usize::from(len).clamp(1, limits::HASH_BYTES_MAX);
         let mut own = [0; limits::HASH_BYTES_MAX];
-        own.iter_mut()
-            .zip(bytes)
-            .take(width)
-            .for_each(|(to, from)| *to = *from);
-        Self {
-            bytes: own,
-            len: len.clamp(1, LEN_MAX),
-        }
+        own.iter_mut().zip(bytes).take(width).for_each(|(to, from)| *to = *from);
+        Self { bytes: own, len: len.clamp(1, LEN_MAX) }
     }
 
     /// The bytes that were given.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        self.bytes
-            .get(..usize::from(self.len))
-            .unwrap_or(&self.bytes)
+        self.bytes.get(..usize::from(self.len)).unwrap_or(&self.bytes)
     }
 }
 
@@ -167,9 +156,7 @@ pub(super) fn hex_bytes(text: &str) -> Option<Vec<u8>> {
 
 impl fmt::Display for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_bytes()
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
+        self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -245,10 +232,7 @@ mod tests {
     #[test]
     fn a_padded_hash_is_the_hash_of_its_first_bytes() {
         let wide = [7; 32];
-        assert_eq!(
-            BlockHash::padded(&wide, 3),
-            BlockHash::new(&[7, 7, 7]).unwrap()
-        );
+        assert_eq!(BlockHash::padded(&wide, 3), BlockHash::new(&[7, 7, 7]).unwrap());
         assert_eq!(BlockHash::padded(&wide, 0).as_bytes(), [7]);
         assert_eq!(BlockHash::padded(&wide, 200).as_bytes(), wide);
     }

@@ -99,12 +99,9 @@ impl FromStr for PolicyKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.as_str() == text)
-            .ok_or_else(|| {
-                format!("an eviction policy is one of rank, segmented, aged, lru; got {text:?}")
-            })
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or_else(|| {
+            format!("an eviction policy is one of rank, segmented, aged, lru; got {text:?}")
+        })
     }
 }
 

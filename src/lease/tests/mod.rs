@@ -29,10 +29,7 @@ pub(super) struct Shelf {
 
 impl Shelf {
     pub(super) fn pin(&self, slot: u32) -> ResidentId {
-        let id = ResidentId {
-            slot,
-            generation: Generation(1),
-        };
+        let id = ResidentId { slot, generation: Generation(1) };
         self.books.borrow_mut().entry(id).or_default().pins += 1;
         id
     }
@@ -88,10 +85,7 @@ pub(super) fn at(ms: u64) -> Timestamp {
 }
 
 pub(super) fn borrower(requester: u16, epoch: u64) -> Borrower {
-    Borrower {
-        requester: RequesterIndex(requester),
-        epoch: NodeEpoch(epoch),
-    }
+    Borrower { requester: RequesterIndex(requester), epoch: NodeEpoch(epoch) }
 }
 
 fn config() -> LeaseConfig {
@@ -137,14 +131,8 @@ impl Bench {
     }
 
     fn complete(&mut self, by: Borrower, lease: LeaseId, count: u16, bitmap: &[u8]) -> Completed {
-        let completion = Completion {
-            borrower: by,
-            lease,
-            count,
-            bitmap,
-        };
-        self.table
-            .complete(&completion, &self.shelf, &mut self.ranks)
+        let completion = Completion { borrower: by, lease, count, bitmap };
+        self.table.complete(&completion, &self.shelf, &mut self.ranks)
     }
 
     fn cut_all(&mut self, now: Timestamp) -> Vec<u16> {
@@ -169,14 +157,7 @@ fn a_completion_steps_good_blocks_and_only_unpins_the_others() {
     let mut bench = Bench::new();
     let a = borrower(A, 1);
     let lease = bench.lend(a, &[Some(1), None, Some(2)], at(0));
-    assert_eq!(
-        bench.table.usage(a.requester),
-        Usage {
-            leases: 1,
-            bytes: 200,
-            blocks: 2
-        }
-    );
+    assert_eq!(bench.table.usage(a.requester), Usage { leases: 1, bytes: 200, blocks: 2 });
     assert_eq!(bench.complete(a, lease, 3, &[0b001]), Completed::Recorded);
     assert_eq!(bench.ranks, [1, 0, 0]);
     assert_eq!(bench.shelf.steps(), 1);
@@ -186,17 +167,8 @@ fn a_completion_steps_good_blocks_and_only_unpins_the_others() {
     assert_eq!(
         bench.log.drain(),
         [
-            Event::LeaseGranted {
-                requester,
-                blocks,
-                bytes
-            },
-            Event::LeaseEnded {
-                requester,
-                end,
-                blocks,
-                bytes
-            },
+            Event::LeaseGranted { requester, blocks, bytes },
+            Event::LeaseEnded { requester, end, blocks, bytes },
         ]
     );
 }
@@ -312,12 +284,7 @@ fn nothing_is_unpinned_before_the_requester_is_cut_off() {
     assert_eq!((bench.shelf.pins(), bench.shelf.steps()), (1, 0));
     let (requester, end) = (a.requester, LeaseEnd::Expired);
     let (blocks, bytes) = (2, 200);
-    let expired = Event::LeaseEnded {
-        requester,
-        end,
-        blocks,
-        bytes,
-    };
+    let expired = Event::LeaseEnded { requester, end, blocks, bytes };
     assert_eq!(bench.log.drain(), [expired]);
     assert_eq!(bench.complete(a, lease, 2, &[3]), Completed::Unknown);
     assert_eq!(bench.complete(b, kept, 1, &[1]), Completed::Recorded);
@@ -360,10 +327,7 @@ fn a_renewal_lasts_a_full_period_from_then() {
     let a = borrower(A, 1);
     let first = bench.lend(a, &[Some(1)], at(0));
     let second = bench.lend(a, &[Some(2)], at(100));
-    assert_eq!(
-        bench.table.renew(first, a, at(900)),
-        Some(bench.table.ttl())
-    );
+    assert_eq!(bench.table.renew(first, a, at(900)), Some(bench.table.ttl()));
     assert_eq!(bench.table.poll_timeout(), Some(at(1100)));
     assert_eq!(bench.cut_all(at(1100)), [A]);
     assert_eq!(bench.complete(a, second, 1, &[1]), Completed::Unknown);
@@ -392,9 +356,7 @@ fn a_later_start_ends_the_leases_of_the_earlier_one_only() {
     let others = bench.lend(b, &[Some(3)], at(0));
     assert_eq!(bench.complete(b, others, 1, &[1]), Completed::Recorded);
     bench.log.drain();
-    bench
-        .table
-        .supersede(new.requester, new.epoch, &bench.shelf);
+    bench.table.supersede(new.requester, new.epoch, &bench.shelf);
     let [Event::LeaseEnded { end, .. }] = bench.log.drain()[..] else {
         panic!("one lease ends");
     };
@@ -402,9 +364,7 @@ fn a_later_start_ends_the_leases_of_the_earlier_one_only() {
     assert_eq!(bench.complete(old, ended, 1, &[1]), Completed::Unknown);
     assert_eq!(bench.complete(new, kept, 1, &[1]), Completed::Recorded);
     // A reconnect within one start leaves its answers alone.
-    bench
-        .table
-        .supersede(new.requester, new.epoch, &bench.shelf);
+    bench.table.supersede(new.requester, new.epoch, &bench.shelf);
     assert_eq!(bench.complete(new, kept, 1, &[1]), Completed::Replayed);
     bench.assert_idle();
 }
@@ -418,9 +378,7 @@ fn a_later_start_is_not_cut_off_for_leases_of_the_earlier_one() {
     bench.lend(old, &[Some(2)], at(1000));
     assert_eq!(bench.table.poll_cut(at(2000)), None);
     bench.table.handle_cut(old.requester, &bench.shelf);
-    bench
-        .table
-        .supersede(new.requester, new.epoch, &bench.shelf);
+    bench.table.supersede(new.requester, new.epoch, &bench.shelf);
     assert_eq!(bench.cut_all(at(2000)), [0; 0]);
     bench.assert_idle();
 }
@@ -465,10 +423,7 @@ fn quotas_bound_a_requester_and_not_its_neighbour() {
     let lease = draft.grant(at(0));
     assert_eq!(bench.shelf.pins(), 10);
     bench.lend(b, &[Some(1)], at(0));
-    assert_eq!(
-        bench.complete(a, lease, 11, &[0xff, 3]),
-        Completed::Recorded
-    );
+    assert_eq!(bench.complete(a, lease, 11, &[0xff, 3]), Completed::Recorded);
     // Leases: three of one requester, in two of its starts. Those being cut still count.
     bench.lend(a, &[Some(1)], at(0));
     bench.lend(borrower(A, 2), &[Some(1)], at(0));
@@ -489,10 +444,7 @@ fn the_table_and_each_lease_are_bounded() {
     for requester in 0..8 {
         bench.lend(borrower(requester, 1), &[Some(1)], at(0));
     }
-    let full = bench
-        .table
-        .draft(borrower(9, 1), 1, &bench.shelf)
-        .unwrap_err();
+    let full = bench.table.draft(borrower(9, 1), 1, &bench.shelf).unwrap_err();
     assert_eq!(full, QuotaError::Table { limit: 8 });
     assert_eq!(bench.cut_all(at(1000)).len(), 8);
     let a = borrower(A, 1);
@@ -535,14 +487,8 @@ fn limits_that_contradict_each_other_are_refused() {
     assert_eq!(with(|_| ()), Ok(()));
     let ttl = with(|it| it.ttl = Duration::from_millis(99));
     assert!(matches!(ttl, Err(LeaseConfigError::Ttl { .. })));
-    assert_eq!(
-        with(|it| it.leases_per_requester = 0),
-        Err(LeaseConfigError::NoQuota)
-    );
-    assert_eq!(
-        with(|it| it.bytes_per_requester = 0),
-        Err(LeaseConfigError::NoQuota)
-    );
+    assert_eq!(with(|it| it.leases_per_requester = 0), Err(LeaseConfigError::NoQuota));
+    assert_eq!(with(|it| it.bytes_per_requester = 0), Err(LeaseConfigError::NoQuota));
     let total = with(|it| it.leases_total = 63);
     assert!(matches!(total, Err(LeaseConfigError::Total { .. })));
     let log = Arc::new(Log::default());

@@ -102,12 +102,7 @@ fn lend(bench: &mut Bench, world: &mut World, to: Borrower, blocks: &[(u32, bool
     let lease = draft.grant(at(world.now));
     assert_eq!(lease != LeaseId::NONE, lent.contains(&true));
     if lease != LeaseId::NONE {
-        world.granted.push(Granted {
-            lease,
-            borrower: to,
-            lent,
-            answer: None,
-        });
+        world.granted.push(Granted { lease, borrower: to, lent, answer: None });
     }
 }
 
@@ -142,25 +137,19 @@ fn apply(bench: &mut Bench, world: &mut World, operation: Operation) {
         }
         Operation::Renew(index) => {
             if let Some(index) = pick(&index, world) {
-                let Granted {
-                    lease, borrower, ..
-                } = world.granted[index];
+                let Granted { lease, borrower, .. } = world.granted[index];
                 bench.table.renew(lease, borrower, at(world.now));
             }
         }
         Operation::Abort(index) => {
             if let Some(index) = pick(&index, world) {
-                let Granted {
-                    lease, borrower, ..
-                } = world.granted[index];
+                let Granted { lease, borrower, .. } = world.granted[index];
                 bench.table.abort(lease, borrower, &bench.shelf);
             }
         }
         Operation::Supersede(requester, epoch) => {
             let requester = RequesterIndex(requester);
-            bench
-                .table
-                .supersede(requester, NodeEpoch(epoch), &bench.shelf);
+            bench.table.supersede(requester, NodeEpoch(epoch), &bench.shelf);
         }
         Operation::Advance(ms) => world.now += ms,
         Operation::PollCut => {
@@ -183,26 +172,21 @@ fn check_usage(bench: &Bench) {
     let totals = bench.table.totals();
     assert_eq!(totals.blocks, u64::from(bench.shelf.pins()));
     assert_eq!(totals.bytes, totals.blocks * 90);
-    let sums = bench
-        .table
-        .usages()
-        .fold(Usage::default(), |sum, (_, it)| Usage {
-            leases: sum.leases + it.leases,
-            bytes: sum.bytes + it.bytes,
-            blocks: sum.blocks + it.blocks,
-        });
+    let sums = bench.table.usages().fold(Usage::default(), |sum, (_, it)| Usage {
+        leases: sum.leases + it.leases,
+        bytes: sum.bytes + it.bytes,
+        blocks: sum.blocks + it.blocks,
+    });
     assert_eq!(sums, totals);
 }
 
 /// Grants minus ends, as the events tell it.
 fn balance(events: &[Event]) -> (i64, i64) {
-    events
-        .iter()
-        .fold((0, 0), |(leases, sum), event| match event {
-            Event::LeaseGranted { bytes, .. } => (leases + 1, sum + bytes.cast_signed()),
-            Event::LeaseEnded { bytes, .. } => (leases - 1, sum - bytes.cast_signed()),
-            _ => (leases, sum),
-        })
+    events.iter().fold((0, 0), |(leases, sum), event| match event {
+        Event::LeaseGranted { bytes, .. } => (leases + 1, sum + bytes.cast_signed()),
+        Event::LeaseEnded { bytes, .. } => (leases - 1, sum - bytes.cast_signed()),
+        _ => (leases, sum),
+    })
 }
 
 proptest! {

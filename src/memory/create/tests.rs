@@ -3,13 +3,7 @@
 use super::*;
 
 fn options(bytes: u64) -> PoolOptions {
-    PoolOptions {
-        id: PoolId(7),
-        bytes,
-        huge_pages: None,
-        lock: false,
-        numa_node: None,
-    }
+    PoolOptions { id: PoolId(7), bytes, huge_pages: None, lock: false, numa_node: None }
 }
 
 fn refusal(options: &PoolOptions) -> PoolError {
@@ -63,10 +57,7 @@ fn the_largest_pool_leaves_its_page_tables_and_some_more() {
 #[test]
 fn a_numa_node_that_does_not_exist_is_named_with_those_that_do() {
     for node in [1023, 4096, u32::MAX] {
-        let error = refusal(&PoolOptions {
-            numa_node: Some(node),
-            ..options(4096)
-        });
+        let error = refusal(&PoolOptions { numa_node: Some(node), ..options(4096) });
         assert!(matches!(error, PoolError::NoSuchNode { .. }), "{error:?}");
         assert!(error.to_string().contains(&node.to_string()), "{error}");
     }
@@ -74,10 +65,7 @@ fn a_numa_node_that_does_not_exist_is_named_with_those_that_do() {
 
 #[test]
 fn a_numa_node_that_exists_is_used() {
-    match create(&PoolOptions {
-        numa_node: Some(0),
-        ..options(1 << 20)
-    }) {
+    match create(&PoolOptions { numa_node: Some(0), ..options(1 << 20) }) {
         Ok((_file, mapping)) => {
             mapping.write(0, b"x").unwrap();
             let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
@@ -127,10 +115,7 @@ fn huge_pages_that_are_reserved_are_used() {
         eprintln!("skipped: no free huge pages in {}", directory.display());
         return;
     }
-    let huge = PoolOptions {
-        huge_pages: Some(size),
-        ..options(1)
-    };
+    let huge = PoolOptions { huge_pages: Some(size), ..options(1) };
     let (_file, mapping) = create(&huge).unwrap();
     assert_eq!(mapping.len(), size.bytes());
     mapping.write(size.bytes() - 1, b"x").unwrap();
@@ -142,10 +127,7 @@ const CHILD: &str = "KVRAIL_TEST_MEMLOCK_CHILD";
 /// Lowering a limit and dropping a capability concern the whole process, so the test runs itself
 /// again, as a child that may do so.
 #[test]
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the child process is told by a variable what it is"
-)]
+#[expect(clippy::disallowed_methods, reason = "the child process is told by a variable what it is")]
 fn a_locked_pool_beyond_the_limit_names_it() {
     if std::env::var_os(CHILD).is_some() {
         return locked_pool_in_child();
@@ -168,19 +150,13 @@ fn locked_pool_in_child() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
     let limit = Some(1 << 20);
-    let rlimit = Rlimit {
-        current: limit,
-        maximum: limit,
-    };
+    let rlimit = Rlimit { current: limit, maximum: limit };
     setrlimit(Resource::Memlock, rlimit).unwrap();
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, sets).unwrap();
 
-    let locked = |bytes| PoolOptions {
-        lock: true,
-        ..options(bytes)
-    };
+    let locked = |bytes| PoolOptions { lock: true, ..options(bytes) };
     let error = refusal(&locked(2 << 20));
     assert!(matches!(error, PoolError::Lock { .. }), "{error:?}");
     let text = error.to_string();

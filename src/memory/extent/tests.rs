@@ -32,10 +32,7 @@ fn a_batch_that_fits_no_run_lies_in_the_fewest() {
         allocator.free(block * 64, 64).unwrap();
     }
     // Four blocks: the hole of three, then the smallest that takes the last one.
-    assert_eq!(
-        offsets(&mut allocator, &[64; 4]),
-        Ok(vec![128, 192, 256, 0])
-    );
+    assert_eq!(offsets(&mut allocator, &[64; 4]), Ok(vec![128, 192, 256, 0]));
 }
 
 #[test]
@@ -56,14 +53,7 @@ fn a_refused_batch_takes_nothing() {
     let before = format!("{allocator:?}");
     let mut out = vec![7];
     let refusal = allocator.allocate_batch(&[64, 65], &mut out).unwrap_err();
-    assert_eq!(
-        refusal,
-        Exhausted {
-            asked: 192,
-            free: 128,
-            largest: 64
-        }
-    );
+    assert_eq!(refusal, Exhausted { asked: 192, free: 128, largest: 64 });
     assert_eq!((out, format!("{allocator:?}")), (vec![7], before));
 }
 
@@ -78,10 +68,7 @@ fn a_batch_refused_half_way_is_undone() {
     let mut out = vec![7];
     // 192 bytes are free, and asked: the first block is placed before the second fits nowhere.
     let refusal = allocator.allocate_batch(&[64, 128], &mut out).unwrap_err();
-    assert_eq!(
-        (refusal.asked, refusal.free, refusal.largest),
-        (192, 192, 64)
-    );
+    assert_eq!((refusal.asked, refusal.free, refusal.largest), (192, 192, 64));
     assert_eq!((out, format!("{allocator:?}")), (vec![7], before));
 }
 
@@ -91,11 +78,7 @@ fn wrong_frees_are_refused_and_change_nothing() {
     offsets(&mut allocator, &[128, 128]).unwrap();
     allocator.free(0, 128).unwrap();
     let before = format!("{allocator:?}");
-    assert_eq!(
-        allocator.free(0, 128),
-        Err(ReleaseError::NotHeld { offset: 0 }),
-        "a second time"
-    );
+    assert_eq!(allocator.free(0, 128), Err(ReleaseError::NotHeld { offset: 0 }), "a second time");
     assert_eq!(
         allocator.free(192, 64),
         Err(ReleaseError::NotHeld { offset: 192 }),
@@ -103,18 +86,10 @@ fn wrong_frees_are_refused_and_change_nothing() {
     );
     assert_eq!(
         allocator.free(128, 64),
-        Err(ReleaseError::WrongLength {
-            offset: 128,
-            len: 64,
-            held: 128
-        }),
+        Err(ReleaseError::WrongLength { offset: 128, len: 64, held: 128 }),
         "the first half"
     );
-    assert_eq!(
-        allocator.free(4096, 64),
-        Err(ReleaseError::NotHeld { offset: 4096 }),
-        "outside"
-    );
+    assert_eq!(allocator.free(4096, 64), Err(ReleaseError::NotHeld { offset: 4096 }), "outside");
     assert_eq!(format!("{allocator:?}"), before);
 }
 
@@ -160,10 +135,7 @@ impl Model {
         assert_eq!(allocator.largest_free(), self.largest());
         assert_eq!(allocator.held_blocks(), self.blocks.len());
         assert_eq!(allocator.by_offset.len(), allocator.by_len.len());
-        let runs = self
-            .taken
-            .split(|taken| *taken)
-            .filter(|run| !run.is_empty());
+        let runs = self.taken.split(|taken| *taken).filter(|run| !run.is_empty());
         assert_eq!(allocator.by_offset.len(), runs.count(), "not coalesced");
     }
 }
@@ -185,11 +157,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 /// How many free ranges a batch of equal blocks needs: the roomiest first cannot be beaten.
 fn fewest_runs(allocator: &ExtentAllocator, block: u64, batch: usize) -> usize {
-    let mut room: Vec<u64> = allocator
-        .by_offset
-        .values()
-        .map(|len| len / block)
-        .collect();
+    let mut room: Vec<u64> = allocator.by_offset.values().map(|len| len / block).collect();
     room.sort_unstable_by(|a, b| b.cmp(a));
     let mut left = batch as u64;
     room.iter()

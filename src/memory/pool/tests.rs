@@ -22,12 +22,7 @@ fn a_dropped_reservation_returns_its_memory_exactly_once() {
     assert_eq!(pool.usage().used, 128);
     drop(reservation);
     assert_eq!(pool.usage().used, 0);
-    assert_eq!(
-        pool.release(extent),
-        Err(ReleaseError::NotHeld {
-            offset: extent.offset
-        })
-    );
+    assert_eq!(pool.release(extent), Err(ReleaseError::NotHeld { offset: extent.offset }));
     // And the memory is there for the next one.
     let whole = pool.reserve(&[1 << 20]).unwrap();
     assert_eq!(whole.len(), 1);
@@ -39,24 +34,11 @@ fn a_handed_over_extent_stays_until_it_is_released() {
     let extent = pool.reserve(&[4096]).unwrap().pop().unwrap().into_extent();
     let full = pool.reserve(&[1]).unwrap_err();
     assert_eq!((full.free, full.largest), (0, 0));
-    let foreign = Extent {
-        pool: PoolId(4),
-        ..extent
-    };
-    assert!(matches!(
-        pool.release(foreign),
-        Err(ReleaseError::WrongPool { .. })
-    ));
+    let foreign = Extent { pool: PoolId(4), ..extent };
+    assert!(matches!(pool.release(foreign), Err(ReleaseError::WrongPool { .. })));
     assert_eq!(pool.release(extent), Ok(()));
     assert!(pool.release(extent).is_err());
-    assert_eq!(
-        pool.usage(),
-        Usage {
-            bytes: 4096,
-            used: 0,
-            largest_free: 4096
-        }
-    );
+    assert_eq!(pool.usage(), Usage { bytes: 4096, used: 0, largest_free: 4096 });
 }
 
 #[test]
@@ -86,15 +68,9 @@ fn bytes_stay_within_their_extent() {
     assert_eq!(pool.checksum(extent), Ok(checksum_bytes(&expected)));
     assert!(pool.write(extent, 99, &[1, 2]).is_err());
     assert!(pool.read(extent, 101, &mut []).is_err());
-    let foreign = Extent {
-        pool: PoolId(0),
-        ..extent
-    };
+    let foreign = Extent { pool: PoolId(0), ..extent };
     assert!(pool.checksum(foreign).is_err());
-    let outside = Extent {
-        offset: 8192,
-        ..extent
-    };
+    let outside = Extent { offset: 8192, ..extent };
     assert!(pool.checksum(outside).is_err());
 }
 
@@ -143,17 +119,9 @@ fn reclaim_starts_above_the_high_mark_and_ends_at_the_low_one() {
     assert_eq!(Watermarks::new(900, 900), None);
     assert_eq!(Watermarks::new(1001, 900), None);
     let marks = Watermarks::new(900, 800).unwrap();
-    let usage = |used| Usage {
-        bytes: 10_000,
-        used,
-        largest_free: 0,
-    };
+    let usage = |used| Usage { bytes: 10_000, used, largest_free: 0 };
     assert_eq!(marks.excess(usage(9000)), 0);
     assert_eq!(marks.excess(usage(9001)), 1001);
-    let huge = Usage {
-        bytes: u64::MAX,
-        used: u64::MAX,
-        largest_free: 0,
-    };
+    let huge = Usage { bytes: u64::MAX, used: u64::MAX, largest_free: 0 };
     assert!(marks.excess(huge) > u64::MAX / 6);
 }

@@ -35,10 +35,7 @@ fn loans() -> impl Strategy<Value = LoanEntry> {
 fn messages() -> impl Strategy<Value = Owned> {
     let proofs = || any::<[u8; 32]>().prop_map(Proof);
     let leases = || (1..u64::MAX).prop_map(LeaseId);
-    let hashes = vec(
-        vec(any::<u8>(), 1..=32).prop_map(|bytes| hash(&bytes)),
-        1..40,
-    );
+    let hashes = vec(vec(any::<u8>(), 1..=32).prop_map(|bytes| hash(&bytes)), 1..40);
     prop_oneof![
         proptest::sample::select(Kind::ALL).prop_map(example),
         introductions().prop_map(|it| Owned::Plain(Message::Hello(it))),
@@ -49,18 +46,13 @@ fn messages() -> impl Strategy<Value = Owned> {
             NamespaceId(n),
             h
         )),
-        (
-            any::<u64>(),
-            leases(),
-            any::<u32>(),
-            any::<u32>(),
-            vec(loans(), 1..40)
-        )
-            .prop_map(|(request, lease, ttl, pause, loans)| {
+        (any::<u64>(), leases(), any::<u32>(), any::<u32>(), vec(loans(), 1..40)).prop_map(
+            |(request, lease, ttl, pause, loans)| {
                 let lent = loans.iter().any(|entry| entry.loan().is_ready());
                 let lease = if lent { lease } else { LeaseId::NONE };
                 Owned::Lease(RequestId(request), lease, ttl, pause, loans)
-            }),
+            }
+        ),
         (leases(), any::<u64>(), vec(any::<bool>(), 1..100)).prop_map(|(lease, epoch, good)| {
             let mut bitmap = Vec::new();
             let count = Outcomes::pack(&mut bitmap, good.into_iter());

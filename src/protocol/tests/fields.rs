@@ -104,11 +104,7 @@ fn counts_are_judged_before_their_lists() {
         assert_eq!(decode(&patched(kind, at, bytes)), refusal);
     }
     // Within the limits, but not what is there.
-    for (kind, at, count) in [
-        (Kind::Lend, 24, 3),
-        (Kind::Lease, 32, 3),
-        (Kind::Ranks, 20, 2),
-    ] {
+    for (kind, at, count) in [(Kind::Lend, 24, 3), (Kind::Lease, 32, 3), (Kind::Ranks, 20, 2)] {
         let refusal = Err(DecodeError::Length { kind });
         assert_eq!(decode(&patched(kind, at, &[count, 0])), refusal);
     }

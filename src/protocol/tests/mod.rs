@@ -28,35 +28,22 @@ impl Owned {
     fn message(&self) -> Message<'_> {
         match *self {
             Self::Plain(message) => message,
-            Self::Welcome(introduction, proof, ref regions) => Message::Welcome {
-                introduction,
-                proof,
-                regions,
-            },
+            Self::Welcome(introduction, proof, ref regions) => {
+                Message::Welcome { introduction, proof, regions }
+            }
             Self::Confirm(proof, ref regions) => Message::Confirm { proof, regions },
-            Self::Lend(request, namespace, ref hashes) => Message::Lend {
-                request,
-                namespace,
-                hashes,
-            },
-            Self::Lease(request, lease, ttl_ms, pause_ms, ref loans) => Message::Lease {
-                request,
-                lease,
-                ttl_ms,
-                pause_ms,
-                loans,
-            },
-            Self::Complete(lease, epoch, count, ref bitmap) => Message::Complete {
-                lease,
-                epoch,
-                outcomes: Outcomes::new(count, bitmap).unwrap(),
-            },
-            Self::Ranks(lease, status, pause_ms, ref ranks) => Message::Ranks {
-                lease,
-                status,
-                pause_ms,
-                ranks,
-            },
+            Self::Lend(request, namespace, ref hashes) => {
+                Message::Lend { request, namespace, hashes }
+            }
+            Self::Lease(request, lease, ttl_ms, pause_ms, ref loans) => {
+                Message::Lease { request, lease, ttl_ms, pause_ms, loans }
+            }
+            Self::Complete(lease, epoch, count, ref bitmap) => {
+                Message::Complete { lease, epoch, outcomes: Outcomes::new(count, bitmap).unwrap() }
+            }
+            Self::Ranks(lease, status, pause_ms, ref ranks) => {
+                Message::Ranks { lease, status, pause_ms, ranks }
+            }
         }
     }
 
@@ -77,23 +64,14 @@ fn introduction(seed: u8, requester: &str) -> Introduction {
 }
 
 fn region(rkey: u32, address: u64, len: u64) -> RegionEntry {
-    RegionEntry::from(&Region {
-        id: RegionId(0),
-        rkey,
-        address,
-        len,
-    })
+    RegionEntry::from(&Region { id: RegionId(0), rkey, address, len })
 }
 
 fn ready(rank: u32, address: u64, len: u32) -> Loan {
     Loan::Ready {
         rank: EvictionRank::clamped(rank),
         generation: Generation(0x0a0b_0c0d),
-        span: RemoteSpan {
-            rkey: 0x1122_3344,
-            address,
-            len,
-        },
+        span: RemoteSpan { rkey: 0x1122_3344, address, len },
         checksum: 0xfeed_face_cafe_beef,
     }
 }
@@ -106,17 +84,12 @@ fn hash(bytes: &[u8]) -> HashEntry {
 fn example(kind: Kind) -> Owned {
     let lease = LeaseId(0x0000_0001_0000_002a);
     let proof = Proof([0x5a; 32]);
-    let regions = vec![
-        region(0x1122_3344, 0x7f00_0000_0000, 1 << 30),
-        region(2, 0x1000, 4096),
-    ];
+    let regions = vec![region(0x1122_3344, 0x7f00_0000_0000, 1 << 30), region(2, 0x1000, 4096)];
     match kind {
         Kind::Hello => Owned::Plain(Message::Hello(introduction(1, "10.0.0.1:7700"))),
         Kind::Welcome => Owned::Welcome(introduction(2, "10.0.0.2:7700"), proof, regions),
         Kind::Confirm => Owned::Confirm(proof, regions),
-        Kind::Reject => Owned::Plain(Message::Reject {
-            reason: RejectReason::Authentication,
-        }),
+        Kind::Reject => Owned::Plain(Message::Reject { reason: RejectReason::Authentication }),
         Kind::Lend => Owned::Lend(
             RequestId(7),
             NamespaceId(0x6b76_7261_696c_0001),
@@ -135,25 +108,17 @@ fn example(kind: Kind) -> Owned {
             ],
         ),
         Kind::Renew => Owned::Plain(Message::Renew { lease }),
-        Kind::Renewed => Owned::Plain(Message::Renewed {
-            lease,
-            ttl_ms: 30_000,
-        }),
+        Kind::Renewed => Owned::Plain(Message::Renewed { lease, ttl_ms: 30_000 }),
         Kind::Complete => Owned::Complete(lease, NodeEpoch(99), 10, vec![0b0000_0101, 0b10]),
         Kind::Ranks => Owned::Ranks(lease, RanksStatus::Recorded, 0, vec![1, 0, 31]),
-        Kind::Abort => Owned::Plain(Message::Abort {
-            lease,
-            reason: AbortReason::NoMemory,
-        }),
+        Kind::Abort => Owned::Plain(Message::Abort { lease, reason: AbortReason::NoMemory }),
         Kind::Ping => Owned::Plain(Message::Ping { token: 0xdead_beef }),
         Kind::Pong => Owned::Plain(Message::Pong {
             token: 0xdead_beef,
             pause_ms: 100,
             outstanding_bytes: 3 << 30,
         }),
-        Kind::Goodbye => Owned::Plain(Message::Goodbye {
-            reason: GoodbyeReason::Shutdown,
-        }),
+        Kind::Goodbye => Owned::Plain(Message::Goodbye { reason: GoodbyeReason::Shutdown }),
     }
 }
 
@@ -261,10 +226,7 @@ fn a_proof_binds_both_introductions_the_role_and_the_secret() {
     let key = SecretKey::derive(b"secret");
     let (hello, welcome) = (introduction(1, "a"), introduction(2, "b"));
     let proof = key.proof(Role::Initiator, &hello, &welcome);
-    assert_eq!(
-        SecretKey::derive(b"secret").proof(Role::Initiator, &hello, &welcome),
-        proof
-    );
+    assert_eq!(SecretKey::derive(b"secret").proof(Role::Initiator, &hello, &welcome), proof);
     let changed = |change: fn(&mut Introduction)| {
         let (mut other_hello, mut other_welcome) = (hello, welcome);
         change(&mut other_hello);

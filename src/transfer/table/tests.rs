@@ -24,19 +24,11 @@ impl Drop for Memory {
     }
 }
 
-const CONNECTION: ConnectionId = ConnectionId {
-    slot: 3,
-    generation: 1,
-};
+const CONNECTION: ConnectionId = ConnectionId { slot: 3, generation: 1 };
 const SECOND: Duration = Duration::from_secs(1);
 
 fn capabilities(reads_outstanding: usize) -> Capabilities {
-    Capabilities {
-        transport: "test",
-        reads_outstanding,
-        segments: 4,
-        read_bytes: 1 << 20,
-    }
+    Capabilities { transport: "test", reads_outstanding, segments: 4, read_bytes: 1 << 20 }
 }
 
 /// Blocks that cannot coalesce, so that each is one READ.
@@ -44,16 +36,8 @@ fn blocks(live: &Rc<Cell<usize>>, count: u64) -> Vec<(BlockRead, Memory)> {
     (0..count)
         .map(|i| {
             let read = BlockRead {
-                remote: RemoteSpan {
-                    rkey: 1,
-                    address: i * 1000,
-                    len: 100,
-                },
-                local: RegisteredSpan {
-                    region: RegionId(0),
-                    offset: i * 100,
-                    len: 100,
-                },
+                remote: RemoteSpan { rkey: 1, address: i * 1000, len: 100 },
+                local: RegisteredSpan { region: RegionId(0), offset: i * 100, len: 100 },
             };
             (read, Memory::new(live))
         })
@@ -61,11 +45,7 @@ fn blocks(live: &Rc<Cell<usize>>, count: u64) -> Vec<(BlockRead, Memory)> {
 }
 
 fn complete(work: &ReadWork, status: CompletionStatus) -> Completion {
-    Completion {
-        connection: CONNECTION,
-        wr_id: work.wr_id,
-        status,
-    }
+    Completion { connection: CONNECTION, wr_id: work.wr_id, status }
 }
 
 fn until(seconds: u64) -> Timestamp {
@@ -81,19 +61,10 @@ fn a_transfer_ends_when_its_last_read_does() {
     assert_eq!(table.poll_post(&mut batch), Some(CONNECTION));
     assert_eq!((batch.works.len(), batch.segments.len()), (3, 3));
     for (index, work) in batch.works.iter().enumerate() {
-        assert!(
-            table.poll_finished(&mut out).is_none(),
-            "after {index} completions"
-        );
+        assert!(table.poll_finished(&mut out).is_none(), "after {index} completions");
         assert!(table.handle_completion(&complete(work, CompletionStatus::Success)));
     }
-    assert_eq!(
-        table.poll_finished(&mut out),
-        Some(Finished {
-            id,
-            connection: CONNECTION
-        })
-    );
+    assert_eq!(table.poll_finished(&mut out), Some(Finished { id, connection: CONNECTION }));
     assert!(out.iter().all(|block| block.outcome.is_ok()));
     assert_eq!((out.len(), live.get(), table.running()), (3, 3, 0));
 }
@@ -127,19 +98,12 @@ fn invariant_1_memory_comes_back_with_the_flush_not_with_the_timeout() {
     assert_eq!(table.poll_break(), Some(CONNECTION));
     assert_eq!(table.poll_break(), None);
     table.handle_timeout(until(100));
-    assert!(
-        table.poll_finished(&mut out).is_none(),
-        "READs are still in flight"
-    );
+    assert!(table.poll_finished(&mut out).is_none(), "READs are still in flight");
     assert_eq!(live.get(), 2);
     assert!(table.handle_completion(&complete(&batch.works[1], CompletionStatus::Flushed)));
     assert!(table.poll_finished(&mut out).is_some());
     let outcomes: Vec<_> = out.iter().map(|block| block.outcome).collect();
-    assert_eq!(
-        outcomes,
-        [Ok(()), Err(Scope::Path)],
-        "a flush that we caused blames the path"
-    );
+    assert_eq!(outcomes, [Ok(()), Err(Scope::Path)], "a flush that we caused blames the path");
 }
 
 /// DESIGN §6, invariant 4: a completion of an earlier tenant of a slot credits nothing.
@@ -156,14 +120,8 @@ fn invariant_4_a_stale_completion_is_dropped() {
     table.begin(CONNECTION, until(1), blocks(&live, 1).into_iter());
     table.poll_post(&mut batch);
     assert!(!table.handle_completion(&old), "the slot has a new tenant");
-    let unknown = WrId {
-        slot: 77,
-        generation: 0,
-    };
-    assert!(!table.handle_completion(&Completion {
-        wr_id: unknown,
-        ..old
-    }));
+    let unknown = WrId { slot: 77, generation: 0 };
+    assert!(!table.handle_completion(&Completion { wr_id: unknown, ..old }));
     out.clear();
     assert!(table.poll_finished(&mut out).is_none());
     assert!(table.handle_completion(&complete(&batch.works[0], CompletionStatus::Success)));
@@ -179,10 +137,7 @@ fn the_first_failure_names_the_fault_of_the_rest() {
     table.poll_post(&mut batch);
     assert!(table.handle_completion(&complete(&batch.works[0], CompletionStatus::RemoteAccess)));
     assert!(table.handle_completion(&complete(&batch.works[1], CompletionStatus::Flushed)));
-    assert!(
-        table.poll_finished(&mut out).is_some(),
-        "the third READ is never posted"
-    );
+    assert!(table.poll_finished(&mut out).is_some(), "the third READ is never posted");
     assert!(out.iter().all(|block| block.outcome == Err(Scope::Peer)));
 }
 
@@ -219,10 +174,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0_u64..6).prop_map(Step::Begin),
         Just(Step::Post),
-        (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(pick, ok)| Step::Complete {
-            pick: pick.index(1 << 16),
-            ok
-        }),
+        (any::<prop::sample::Index>(), any::<bool>())
+            .prop_map(|(pick, ok)| Step::Complete { pick: pick.index(1 << 16), ok }),
         Just(Step::Timeout),
         Just(Step::Close),
         Just(Step::Finish),
