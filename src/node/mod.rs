@@ -47,6 +47,7 @@ use crate::runtime::clock::Clock;
 use crate::runtime::data::{self, DataHandle, PeerSnapshot};
 use crate::runtime::door::{DoorOptions, DoorServer};
 use crate::runtime::reclaim::Reclaimer;
+use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
 use crate::tcp::{TcpConfig, TcpFabric};
@@ -146,6 +147,7 @@ impl Node {
             ..TcpConfig::default()
         })?;
         let listen = fabric.local_addr().unwrap_or(options.listen);
+        let fabric = Faulty::new(fabric, options.fault);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
             Some(requester) => requester,
@@ -284,7 +286,7 @@ impl Inner {
 
 /// Registers the pools and starts the data thread.
 fn start_data(
-    mut fabric: TcpFabric,
+    mut fabric: Faulty<TcpFabric>,
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,

@@ -10,6 +10,7 @@ use crate::memory::{PoolError, PoolOptions, Watermarks};
 use crate::policy::Policy;
 use crate::registry::RegistryError;
 use crate::runtime::door::DoorError;
+use crate::sim::fault::FaultSpec;
 use crate::store::StoreConfigError;
 use crate::types::{NodeId, RequesterId, WordError};
 
@@ -57,6 +58,8 @@ pub struct NodeOptions {
     pub socket: PathBuf,
     /// Its permissions.
     pub socket_mode: u32,
+    /// A fault that a test injects.
+    pub fault: Option<FaultSpec>,
 }
 
 /// Why a node could not be started.
