@@ -13,6 +13,7 @@ pub mod event;
 pub mod fabric;
 
 // cores: sans-IO; time is an argument
+pub mod registry;
 
 // machines: all IO and all `unsafe`
 pub mod memory;
