@@ -17,9 +17,12 @@ pub mod registry;
 
 // machines: all IO and all `unsafe`
 pub mod memory;
+pub mod net;
 
 // pace: threads, clocks, polling
+pub mod runtime;
 
 // services: assembly
+pub mod registryd;
 
 // shell: the outside

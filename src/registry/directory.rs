@@ -177,7 +177,7 @@ impl Directory {
         change: impl FnOnce(&Sender) -> T,
     ) -> Result<T, RegistryError> {
         check_len("a batch", batch.keys.len(), limits::REGISTRY_BATCH_MAX)?;
-        let sender = lock(&self.nodes).sender(batch.node, batch.epoch, now)?;
+        let sender = lock(&self.nodes).sender(&batch, now)?;
         let mut last = lock(&sender.lane);
         if batch.sequence <= *last {
             return Err(RegistryError::Late);
@@ -196,8 +196,10 @@ impl Directory {
         let skip = |node| node == query.asker || query.avoid.contains(&node);
         let candidates = lock(&self.nodes).candidates(now, skip);
         let mut lists = OwnerLists::with_capacity(query.keys.len());
+        let mut scratch = Vec::new();
         for key in query.keys {
-            lists.push(self.owners_of(key, &candidates, query.choice));
+            self.owners_of(key, &candidates, query.choice, &mut scratch);
+            lists.push(&scratch);
         }
         let candidate = |slot: usize| candidates.get(slot)?.as_ref();
         let load = |slot| candidate(slot).map(|c| c.load).unwrap_or_default();
@@ -333,16 +335,18 @@ impl Directory {
         left
     }
 
-    /// The slots of the candidates that own the key: all, or a sample that is the same for keys of
-    /// the same owners, so that runs stay whole.
+    /// Puts the slots of the candidates that own the key into `slots`: all, or a sample that is the
+    /// same for keys of the same owners, so that runs stay whole.
     fn owners_of(
         &self,
         key: &BlockKey,
         candidates: &[Option<Candidate>],
         choice: u64,
-    ) -> Vec<usize> {
+        slots: &mut Vec<usize>,
+    ) {
+        slots.clear();
         let Some((hash, shard)) = self.shard(key) else {
-            return Vec::new();
+            return;
         };
         let candidate = |owner: &OwnerRef| {
             let found = candidates.get(owner.slot())?.as_ref()?;
@@ -351,13 +355,12 @@ impl Directory {
         let shard = lock(shard);
         let entry = shard.table.find(hash, |entry| entry.key == *key);
         let owners = entry.map_or(&[][..], |entry| entry.owners.as_slice());
-        let mut slots: Vec<_> = owners.iter().filter_map(candidate).collect();
+        slots.extend(owners.iter().filter_map(candidate));
         drop(shard);
         if slots.len() > limits::REGISTRY_PLAN_OWNERS_MAX {
             slots.sort_unstable_by_key(|slot| plan::mix(choice, wide(*slot)));
             slots.truncate(limits::REGISTRY_PLAN_OWNERS_MAX);
         }
-        slots
     }
 }
 

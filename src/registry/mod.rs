@@ -10,9 +10,9 @@
 //! - Ownership is kept as (node slot, generation of the registration). The end of a registration, by
 //!   expiry, by a later start of the node, or by its leave, changes the generation: all that it owned
 //!   is void in O(1), skipped by every answer, and removed when met or swept.
-//! - Batches of one node carry rising sequence numbers. A batch that arrives after a later one, or
-//!   from an earlier start of the node, changes nothing, so that an announce and a withdraw of one
-//!   key are never reordered.
+//! - Batches of one node name their registration and carry rising sequence numbers. A batch that
+//!   arrives after a later one, or from an earlier registration or start of the node, changes nothing,
+//!   so that an announce and a withdraw of one key are never reordered.
 //! - A plan splits the asked positions, in order, into runs that one owner holds whole.
 
 mod directory;
@@ -98,6 +98,8 @@ pub struct Batch<'a> {
     pub node: NodeId,
     /// Its start.
     pub epoch: NodeEpoch,
+    /// The [`Registration::number`] that the batch belongs to; in another one it changes nothing.
+    pub registration: u32,
     /// Greater than that of every earlier batch, announce or withdraw, of this registration.
     pub sequence: u64,
     /// At most [`limits::REGISTRY_BATCH_MAX`] keys.
@@ -184,7 +186,7 @@ pub enum RegistryError {
     /// No answer in time. The call may or may not have taken effect.
     #[error("the registry did not answer within {0:?}")]
     TimedOut(Duration),
-    /// The node is not registered, or its lease ended.
+    /// The node is not registered, its lease ended, or the batch is from an earlier registration.
     #[error("the registry does not know this node: send a heartbeat, then announce all again")]
     UnknownNode,
     /// A later start of the same node is registered.

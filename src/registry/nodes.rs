@@ -12,10 +12,10 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
 use super::owners::OwnerRef;
-use super::{Heartbeat, Load, NodeIdentity, Presence, RegistryError};
+use super::{Batch, Heartbeat, Load, NodeIdentity, Presence, RegistryError};
 use crate::limits;
 use crate::sync::Mutex;
-use crate::types::{NodeEpoch, NodeId, Timestamp};
+use crate::types::{NodeId, Timestamp};
 
 /// The sequence of the last batch that a registration applied. Held while a batch is applied, so that
 /// batches of one node are applied one after the other.
@@ -123,19 +123,21 @@ impl NodeTable {
     /// The registration that a batch of this node belongs to.
     pub(super) fn sender(
         &mut self,
-        node: NodeId,
-        epoch: NodeEpoch,
+        batch: &Batch<'_>,
         now: Timestamp,
     ) -> Result<Sender, RegistryError> {
         let floor = self.floor(now);
-        let slot = self.by_id.get(&node).and_then(|at| self.slots.get(*at));
+        let slot = self
+            .by_id
+            .get(&batch.node)
+            .and_then(|at| self.slots.get(*at));
         let slot = slot
             .filter(|slot| slot.live)
             .ok_or(RegistryError::UnknownNode)?;
-        if slot.identity.epoch > epoch {
+        if slot.identity.epoch > batch.epoch {
             return Err(RegistryError::Superseded);
         }
-        if slot.identity.epoch < epoch {
+        if slot.identity.epoch < batch.epoch || slot.reference.get() != batch.registration {
             return Err(RegistryError::UnknownNode);
         }
         Ok(Sender {
@@ -234,6 +236,18 @@ fn full() -> RegistryError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::NodeEpoch;
+
+    fn knows(table: &mut NodeTable, node: u32, registration: u32, now: Timestamp) -> bool {
+        let batch = Batch {
+            node: identity(node, 1).node,
+            epoch: NodeEpoch(1),
+            registration,
+            sequence: 1,
+            keys: &[],
+        };
+        table.sender(&batch, now).is_ok()
+    }
 
     const LEASE: Duration = Duration::from_secs(10);
 
@@ -265,19 +279,12 @@ mod tests {
         ));
         let old = table.slots[7].reference;
         // At 10 s the lease of node 7 alone has run out.
-        here(&mut table, max, 10).unwrap();
+        let new = here(&mut table, max, 10).unwrap();
         let now = Timestamp::ZERO + Duration::from_secs(10);
         assert!(!table.floor(now).is_live(old));
-        assert!(
-            table
-                .sender(identity(7, 1).node, NodeEpoch(1), now)
-                .is_err()
-        );
-        assert!(
-            table
-                .sender(identity(max, 1).node, NodeEpoch(1), now)
-                .is_ok()
-        );
+        assert!(!knows(&mut table, 7, old.get(), now));
+        assert!(knows(&mut table, max, new, now));
+        assert!(!knows(&mut table, max, old.get(), now));
         assert_eq!(table.by_id.len(), limits::REGISTRY_NODES_MAX);
     }
 

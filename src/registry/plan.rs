@@ -22,8 +22,8 @@ impl OwnerLists {
     }
 
     /// Adds the next position.
-    pub(super) fn push(&mut self, owners: impl IntoIterator<Item = usize>) {
-        self.flat.extend(owners);
+    pub(super) fn push(&mut self, owners: &[usize]) {
+        self.flat.extend_from_slice(owners);
         self.ends.push(self.flat.len());
     }
 
