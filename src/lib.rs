@@ -19,13 +19,18 @@ pub mod lease;
 pub mod transfer;
 pub mod protocol;
 pub mod peer;
+pub mod registry;
 
 // machines: all IO and all `unsafe`
 pub mod sys;
 pub mod memory;
+pub mod sim;
+pub mod net;
 
 // pace: threads, clocks, polling
+pub mod runtime;
 
 // services: assembly
+pub mod registryd;
 
 // shell: the outside

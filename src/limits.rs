@@ -88,6 +88,27 @@ pub const DOOR_MESSAGE_BYTES_MAX: usize = 1024 + DOOR_BLOCKS_MAX * 128;
 /// Hashes in one registry call.
 pub const REGISTRY_BATCH_MAX: usize = 16_384;
 
+/// Nodes that one registry knows at once. Owners are kept as a node's slot (12 bits) and the
+/// generation of its registration (20 bits) in one word.
+pub const REGISTRY_NODES_MAX: usize = 4096;
+
+/// Longest address that a node may register, bytes: a DNS name with its port.
+pub const REGISTRY_ADDRESS_BYTES_MAX: usize = 264;
+
+/// Nodes that one plan may be told to avoid: far more than fail within one read.
+pub const REGISTRY_AVOID_MAX: usize = 64;
+
+/// Owners of one key that a plan weighs against each other. More would be the same copies again.
+pub const REGISTRY_PLAN_OWNERS_MAX: usize = 16;
+
+/// Longest registry message, bytes: [`REGISTRY_BATCH_MAX`] keys of at most 41 bytes, or a plan of as
+/// many segments of three 32-bit numbers and [`REGISTRY_NODES_MAX`] owners.
+pub const REGISTRY_MESSAGE_BYTES_MAX: usize = 2 << 20;
+
+/// Changes that a node queues for the registry; beyond that it forgets them, and announces all of
+/// its residents again instead. One fills about 64 bytes.
+pub const ANNOUNCE_PENDING_MAX: usize = 262_144;
+
 /// Evicted blocks that a node remembers, to count fetches that follow an eviction.
 pub const EVICTED_MEMORY_MAX: usize = 65_536;
 
@@ -100,4 +121,14 @@ const _: () = {
     assert!(READ_BYTES_MAX <= BLOCK_BYTES_MAX);
     assert!(LEND_BLOCKS_MAX <= u16::MAX as usize, "counts of blocks travel as u16");
     assert!(EXTENT_ALIGN.is_power_of_two());
+    assert!(REGISTRY_NODES_MAX <= 1 << 12, "a node's slot is 12 bits");
+    assert!(
+        REGISTRY_BATCH_MAX * (8 + 1 + HASH_BYTES_MAX) < REGISTRY_MESSAGE_BYTES_MAX,
+        "a full batch fits one message"
+    );
+    assert!(
+        REGISTRY_BATCH_MAX * 3 * 5 + REGISTRY_NODES_MAX * (REGISTRY_ADDRESS_BYTES_MAX + 48)
+            < REGISTRY_MESSAGE_BYTES_MAX,
+        "the largest plan fits one message"
+    );
 };

@@ -1,0 +1,9 @@
+//! The network beside the fabric: the gRPC form of the registry, both the client and what the server
+//! shares with it.
+
+mod codec;
+mod grpc;
+pub mod wire;
+
+pub use codec::{decode_keys, decode_node, encode_keys, error_of, status_of};
+pub use grpc::{GrpcRegistry, RegistryTimeouts};
