@@ -16,6 +16,7 @@ pub mod fabric;
 
 // machines: all IO and all `unsafe`
 pub mod memory;
+pub mod tcp;
 
 // pace: threads, clocks, polling
 
