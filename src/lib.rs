@@ -25,6 +25,7 @@ pub mod registry;
 pub mod sys;
 pub mod memory;
 pub mod sim;
+pub mod tcp;
 pub mod net;
 
 // pace: threads, clocks, polling

@@ -67,6 +67,10 @@ pub const HANDSHAKES_MAX: usize = 64;
 /// Time in which an accepted connection must finish its handshake, and a trickling message arrive.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time in which outstanding READs, or bytes that a peer has to take, may make no progress on the TCP
+/// fabric: longer than a retransmission timeout after a few losses.
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Time between pings on an idle connection; three unanswered ones close it.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 

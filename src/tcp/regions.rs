@@ -1,0 +1,113 @@
+//! The regions of one fabric: which memory has which key and address, and who may read it.
+//!
+//! Keys and addresses are random: a peer learns nothing of this process from them, and a key of an
+//! earlier start, or a guessed one, names nothing. Neither a key nor an id is used twice, so the
+//! registrations of one fabric are limited to the number of ids.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::fabric::{Access, FabricError, Region, RegionId, RegisteredSpan};
+use crate::limits::REGIONS_MAX;
+use crate::memory::Mapping;
+
+/// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
+const REGISTRATIONS_MAX: usize = u16::MAX as usize;
+
+/// Remote addresses lie in the user half of a 48-bit address space, on pages, as those of a NIC do.
+const ADDRESS_MASK: u64 = 0x3fff_ffff_f000;
+
+#[derive(Debug)]
+struct Entry {
+    region: Region,
+    access: Access,
+    memory: Arc<Mapping>,
+}
+
+/// The table. At most [`REGIONS_MAX`] entries and usually a few, so that a scan beats hashing.
+#[derive(Debug, Default)]
+pub(super) struct Regions {
+    entries: Vec<Entry>,
+    keys: HashSet<u32>,
+}
+
+impl Regions {
+    pub(super) fn register(
+        &mut self,
+        memory: Arc<Mapping>,
+        access: Access,
+    ) -> Result<Region, FabricError> {
+        if self.entries.len() >= REGIONS_MAX {
+            return Err(FabricError::Limit {
+                what: "registered regions",
+                limit: REGIONS_MAX,
+            });
+        }
+        let id = u16::try_from(self.keys.len()).map_err(|_used_up| FabricError::Limit {
+            what: "registrations in the life of one fabric",
+            limit: REGISTRATIONS_MAX,
+        })?;
+        let mut rkey = random_u32()?;
+        while rkey == 0 || !self.keys.insert(rkey) {
+            rkey = random_u32()?;
+        }
+        let address = (u64::from(random_u32()?) << 12 | 1 << 44) & ADDRESS_MASK;
+        let region = Region {
+            id: RegionId(id),
+            rkey,
+            address,
+            len: memory.len(),
+        };
+        self.entries.push(Entry {
+            region,
+            access,
+            memory,
+        });
+        Ok(region)
+    }
+
+    /// Forgets a region. Who still writes to its memory holds the memory itself.
+    pub(super) fn deregister(&mut self, id: RegionId) {
+        self.entries.retain(|entry| entry.region.id != id);
+    }
+
+    /// What a peer may read: the memory and the offset in it.
+    pub(super) fn remote(&self, rkey: u32, address: u64, len: u32) -> Option<(&Mapping, u64)> {
+        let entry = self
+            .entries
+            .iter()
+            .find(|entry| entry.region.rkey == rkey && entry.access == Access::RemoteRead)?;
+        let offset = address.checked_sub(entry.region.address)?;
+        let end = offset.checked_add(u64::from(len))?;
+        (end <= entry.region.len).then_some((&*entry.memory, offset))
+    }
+
+    /// The memory of a local span; `None` where the span is not registered.
+    pub(super) fn local(&self, span: &RegisteredSpan) -> Option<&Arc<Mapping>> {
+        let entry = self
+            .entries
+            .iter()
+            .find(|entry| entry.region.id == span.region)?;
+        let end = span.offset.checked_add(u64::from(span.len))?;
+        (end <= entry.region.len).then_some(&entry.memory)
+    }
+}
+
+fn random_u32() -> Result<u32, FabricError> {
+    getrandom::u32().map_err(random_failed)
+}
+
+/// Sixteen random bytes that tie data streams to their connection.
+pub(super) fn random_token() -> Result<[u8; 16], FabricError> {
+    let mut token = [0; 16];
+    getrandom::fill(&mut token).map_err(random_failed)?;
+    Ok(token)
+}
+
+fn random_failed(error: getrandom::Error) -> FabricError {
+    FabricError::Os {
+        call: "getrandom".to_owned(),
+        source: std::io::Error::other(error),
+        remedy: "allow the getrandom system call in the container's seccomp profile",
+    }
+}
