@@ -13,11 +13,14 @@ pub mod event;
 pub mod fabric;
 
 // cores: sans-IO; time is an argument
+pub mod protocol;
 
 // machines: all IO and all `unsafe`
 pub mod memory;
+pub mod net;
 
 // pace: threads, clocks, polling
+pub mod runtime;
 
 // services: assembly
 

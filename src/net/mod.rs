@@ -1,0 +1,3 @@
+//! Sockets beyond what the standard library offers.
+
+pub mod fd_passing;

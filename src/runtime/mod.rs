@@ -1,0 +1,4 @@
+//! Threads, clocks and polling: the only loops.
+
+pub mod deadline;
+pub mod door;
