@@ -23,5 +23,6 @@ pub mod net;
 pub mod runtime;
 
 // services: assembly
+pub mod client;
 
 // shell: the outside

@@ -8,12 +8,16 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use arrayvec::ArrayVec;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 
 use crate::limits;
+
+/// Received files, closed on drop and on `exec`.
+pub type PassedFds = ArrayVec<OwnedFd, { limits::POOLS_MAX }>;
 
 const SPACE: usize = rustix::cmsg_space!(ScmRights(limits::POOLS_MAX));
 
@@ -42,7 +46,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Re
 ///
 /// # Errors
 /// What `recvmsg` answers; `InvalidData` where more files came than fit.
-pub fn receive(socket: impl AsFd, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+pub fn receive(socket: impl AsFd, bytes: &mut [u8], files: &mut PassedFds) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::net::recvmsg(
@@ -51,15 +55,19 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], files: &mut Vec<OwnedFd>) ->
         &mut control,
         RecvFlags::CMSG_CLOEXEC,
     )?;
+    let mut complete = !received.flags.contains(ReturnFlags::CTRUNC);
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            files.extend(received);
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            for file in passed {
+                complete &= files.try_push(file).is_ok();
+            }
         }
     }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(io::ErrorKind::InvalidData.into());
+    if complete {
+        Ok(received.bytes)
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
     }
-    Ok(received.bytes)
 }
 
 #[cfg(test)]
@@ -76,7 +84,7 @@ mod tests {
         file.write_all(b"pool").unwrap();
         assert_eq!(send(&one, b"ab", &[file.as_fd()]).unwrap(), 2);
 
-        let mut files = Vec::new();
+        let mut files = PassedFds::new();
         let mut byte = [0];
         assert_eq!(receive(&other, &mut byte, &mut files).unwrap(), 1);
         assert_eq!((byte, files.len()), (*b"a", 1));
@@ -103,7 +111,7 @@ mod tests {
         assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
         let bytes = [IoSlice::new(b"a")];
         rustix::net::sendmsg(&one, &bytes, &mut control, SendFlags::empty()).unwrap();
-        let refused = receive(&other, &mut [0], &mut Vec::new()).unwrap_err();
+        let refused = receive(&other, &mut [0], &mut PassedFds::new()).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
     }
 }
