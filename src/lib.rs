@@ -33,5 +33,6 @@ pub mod runtime;
 
 // services: assembly
 pub mod registryd;
+pub mod client;
 
 // shell: the outside

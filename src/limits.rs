@@ -89,6 +89,21 @@ pub const DOOR_BLOCKS_MAX: usize = 4096;
 /// Longest message at the local door, bytes: [`DOOR_BLOCKS_MAX`] entries of at most 128 bytes.
 pub const DOOR_MESSAGE_BYTES_MAX: usize = 1024 + DOOR_BLOCKS_MAX * 128;
 
+/// Reservations that one local client may have unpublished: some full requests at once.
+pub const DOOR_RESERVATIONS_MAX: usize = 16 * DOOR_BLOCKS_MAX;
+
+/// Blocks that one local client may hold pinned: some full requests at once.
+pub const DOOR_HOLDS_MAX: usize = 16 * DOOR_BLOCKS_MAX;
+
+/// Requests of one local client that may be waiting for peers or the registry; one more is `Busy`.
+pub const DOOR_WAITS_MAX: usize = 16;
+
+/// What a local client with too many waiting requests is told to wait, milliseconds.
+pub const DOOR_WAITS_PAUSE_MS: u32 = 10;
+
+/// Longest wait for the registry that a local client may ask for.
+pub const DOOR_FLUSH_MAX: Duration = Duration::from_secs(60);
+
 /// Hashes in one registry call.
 pub const REGISTRY_BATCH_MAX: usize = 16_384;
 

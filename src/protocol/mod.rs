@@ -15,6 +15,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod door;
+
 mod auth;
 mod decode;
 mod encode;

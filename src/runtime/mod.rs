@@ -2,3 +2,7 @@
 
 pub mod announce;
 pub mod clock;
+pub mod data;
+pub mod deadline;
+pub mod door;
+pub mod reclaim;

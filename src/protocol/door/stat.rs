@@ -1,0 +1,105 @@
+//! The node's state as `Stat` answers it: the one schema that the node fills in and that
+//! `kvrail stat` prints. Fields that a reader does not know are ignored and missing ones are empty,
+//! so that a client and a node of neighbouring releases still understand each other.
+
+use serde::{Deserialize, Serialize};
+
+/// The whole state. Counts are of blocks unless a name says otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StatReport {
+    /// Who answers.
+    pub node: NodeStat,
+    /// Its memory.
+    pub pools: Vec<PoolStat>,
+    /// What it holds.
+    pub residents: ResidentStat,
+    /// Who has leases here.
+    pub requesters: Vec<RequesterStat>,
+    /// What it knows of the registry.
+    pub registry: RegistryStat,
+    /// Its connections to other nodes.
+    pub peers: Vec<PeerStat>,
+}
+
+/// The node itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeStat {
+    /// Its identity, 32 hexadecimal digits.
+    pub id: String,
+    /// Its start, microseconds of wall-clock time.
+    pub epoch: u64,
+    /// Its identity as a reader.
+    pub requester: String,
+    /// Where peers reach it.
+    pub address: String,
+    /// `rank`, `segmented`, `aged` or `lru`.
+    pub policy: String,
+    /// `tcp`, `verbs`.
+    pub transport: String,
+}
+
+/// One memory pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoolStat {
+    /// Its number.
+    pub id: u16,
+    /// Its length, bytes.
+    pub bytes: u64,
+    /// What no block and no reservation occupies, bytes.
+    pub free_bytes: u64,
+}
+
+/// Residents and their ranks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResidentStat {
+    /// How many.
+    pub blocks: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// Those that a lease or a local reader keeps.
+    pub pinned: u64,
+    /// Residents by rank: the first entry counts rank 1.
+    pub ranks: Vec<u64>,
+}
+
+/// What one requester has under leases.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RequesterStat {
+    /// Its identity.
+    pub name: String,
+    /// Its live leases.
+    pub leases: u64,
+    /// Blocks under them.
+    pub blocks: u64,
+    /// Their payload.
+    pub bytes: u64,
+}
+
+/// The registry as this node sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegistryStat {
+    /// Where it is; `in-process` where the node is its own.
+    pub endpoint: String,
+    /// `connected`, `unreachable`.
+    pub state: String,
+    /// Announcements and withdrawals that it has not confirmed.
+    pub pending: u64,
+}
+
+/// A connection to another node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerStat {
+    /// The peer's identity, 32 hexadecimal digits.
+    pub id: String,
+    /// Where it is.
+    pub address: String,
+    /// `connected`, `connecting`, `closed`.
+    pub state: String,
+}

@@ -1,0 +1,114 @@
+//! What the door asks of the node.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::protocol::door::{AcquireOutcome, EvictedBlock, ListEntry, PublishOutcome};
+use crate::types::{BlockHash, Extent, Namespace, PoolId, ResidentId};
+
+/// A pool as clients are given it.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolHandle<'a> {
+    /// Its number, which extents name.
+    pub id: PoolId,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Its memory file, which clients map.
+    pub file: BorrowedFd<'a>,
+}
+
+/// Reserved memory. Dropping it frees it.
+pub trait Reserved: Send + 'static {
+    /// Where it lies.
+    fn extent(&self) -> Extent;
+}
+
+/// Why there is no memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReserveError {
+    /// Not now.
+    Busy {
+        /// When to ask again, milliseconds.
+        pause_ms: u32,
+    },
+    /// Never, as asked: the sentence says why and what to do.
+    Refused(String),
+}
+
+/// A block to make visible.
+#[derive(Debug)]
+pub struct Publish<R> {
+    /// Its hash.
+    pub hash: BlockHash,
+    /// XXH3-64 of its bytes, as the client computed it.
+    pub checksum: u64,
+    /// The memory that the client wrote it into.
+    pub memory: R,
+}
+
+/// A page of residents.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// At most as many as were asked for.
+    pub entries: Vec<ListEntry>,
+    /// The cursor of the next page; 0 where there is none.
+    pub next: u64,
+}
+
+/// The node behind the door. Methods that are not async answer at once: they run on the door's
+/// threads, and every client waits for them.
+pub trait DoorService: Send + Sync + 'static {
+    /// Reserved memory.
+    type Reserved: Reserved;
+
+    /// The pools, at most [`crate::limits::POOLS_MAX`].
+    fn pools(&self) -> Vec<PoolHandle<'_>>;
+
+    /// Reserves memory for blocks of these sizes (1 to [`crate::limits::BLOCK_BYTES_MAX`] bytes
+    /// each), all or none, next to each other where that is possible.
+    ///
+    /// # Errors
+    /// [`ReserveError`].
+    fn reserve(&self, sizes: &[u32]) -> Result<Vec<Self::Reserved>, ReserveError>;
+
+    /// Makes blocks visible; one outcome per block, in order. `pulled`: the engine pulled the bytes
+    /// from another engine rather than computed them, so a resident found here means one replica
+    /// fewer than its rank expected.
+    fn publish(
+        &self,
+        namespace: &Namespace,
+        blocks: Vec<Publish<Self::Reserved>>,
+        pulled: bool,
+    ) -> Vec<PublishOutcome>;
+
+    /// Pins blocks for reading, after fetching from peers those that are not here where `fetch` is
+    /// set; one outcome per hash, in order. Each `Ready` is one pin, given back by one
+    /// [`DoorService::release`] of its hold. Has a deadline of its own and is never cancelled while
+    /// the runtime lives.
+    fn acquire(
+        self: Arc<Self>,
+        namespace: Namespace,
+        hashes: Vec<BlockHash>,
+        fetch: bool,
+    ) -> impl Future<Output = Vec<AcquireOutcome>> + Send;
+
+    /// Gives pins back, one per entry.
+    fn release(&self, holds: &[ResidentId]);
+
+    /// Notes that these blocks were sent to the decode side; for how many that changed something.
+    fn finished_sending(&self, namespace: &Namespace, hashes: &[BlockHash]) -> u32;
+
+    /// Done when the registry knows all that was published before the call: true; or when that
+    /// cannot come to be: false. May be cancelled.
+    fn flush(&self) -> impl Future<Output = bool> + Send;
+
+    /// The node's state, as [`crate::protocol::door::stat::StatReport`] lays it out.
+    fn stat(&self) -> serde_json::Value;
+
+    /// A page of residents from `cursor` on (0 at first), at most `max` entries.
+    fn list(&self, namespace: Option<&Namespace>, cursor: u64, max: usize) -> Page;
+
+    /// Evictions with a sequence greater than `since`, oldest first, as far as they are remembered;
+    /// at most `max`.
+    fn evictions(&self, since: u64, max: usize) -> Vec<EvictedBlock>;
+}

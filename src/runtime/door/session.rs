@@ -1,0 +1,308 @@
+//! One client: its requests in, the node's answers out.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncWrite, AsyncWriteExt, Interest};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::frames::FrameReader;
+use super::owned::{Acquired, Holds, Reservations};
+use super::service::{DoorService, ReserveError};
+use crate::limits;
+use crate::sys::fd_passing;
+use crate::protocol::door::{DecodeError, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, TooMany};
+use crate::types::{BlockHash, Extent, Namespace};
+
+/// Why a connection was closed, other than by its client between two frames.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("the client broke the protocol: {0}")]
+    Decode(#[from] DecodeError),
+    #[error("the client's first request is not hello, or a later one is")]
+    Hello,
+    #[error("a frame did not arrive within {:?}", limits::HANDSHAKE_TIMEOUT)]
+    Slow,
+    #[error("the stream ended within a frame")]
+    Cut,
+    #[error("the client does not read its replies")]
+    Unread,
+    #[error("a reply could not be encoded: {0}")]
+    Encode(#[from] TooMany),
+    #[error("an acquisition died: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Serves one client until it goes. Whatever ends this, what the client owned goes back.
+pub(super) async fn run<S: DoorService>(
+    service: Arc<S>,
+    mut stream: UnixStream,
+) -> Result<(), SessionError> {
+    let mut frames = FrameReader::new();
+    let hello = timeout(limits::HANDSHAKE_TIMEOUT, frames.next(&mut stream))
+        .await
+        .map_err(|_elapsed| SessionError::Slow)??;
+    match hello {
+        None => return Ok(()),
+        Some((request, Request::Hello)) => welcome(&*service, &mut stream, request).await?,
+        Some(_) => return Err(SessionError::Hello),
+    }
+    let (mut read, mut write) = stream.split();
+    let mut session = Session::new(service);
+    loop {
+        tokio::select! {
+            frame = frames.next(&mut read) => match frame? {
+                None => return Ok(()),
+                Some((_, Request::Hello)) => return Err(SessionError::Hello),
+                Some((number, request)) => {
+                    if let Some(reply) = session.handle(number, request) {
+                        session.send(&mut write, number, &reply).await?;
+                    }
+                }
+            },
+            Some(done) = session.running.join_next() => {
+                let (number, done) = done?;
+                let reply = session.finish(done);
+                session.send(&mut write, number, &reply).await?;
+            }
+        }
+    }
+}
+
+/// Answers the hello with the pools and their files.
+async fn welcome<S: DoorService>(
+    service: &S,
+    stream: &mut UnixStream,
+    request: u32,
+) -> Result<(), SessionError> {
+    let mut frame = Vec::new();
+    let sent = {
+        let pools = service.pools();
+        let files: Vec<BorrowedFd<'_>> = pools.iter().map(|pool| pool.file).collect();
+        let pools = pools
+            .iter()
+            .map(|pool| PoolSize {
+                id: pool.id,
+                bytes: pool.bytes,
+            })
+            .collect();
+        Reply::Welcome { pools }.encode(request, &mut frame)?;
+        let send = stream.async_io(Interest::WRITABLE, || {
+            fd_passing::send(&*stream, &frame, &files)
+        });
+        timeout(limits::HANDSHAKE_TIMEOUT, send)
+            .await
+            .map_err(|_elapsed| SessionError::Unread)??
+    };
+    write_all(stream, frame.get(sent..).unwrap_or_default()).await
+}
+
+async fn write_all(
+    stream: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+) -> Result<(), SessionError> {
+    timeout(limits::HANDSHAKE_TIMEOUT, stream.write_all(bytes))
+        .await
+        .map_err(|_elapsed| SessionError::Unread)??;
+    Ok(())
+}
+
+/// How a request ended that took its time.
+enum Done<S: DoorService> {
+    Acquired { asked: usize, acquired: Acquired<S> },
+    Flushed { known: bool },
+}
+
+struct Session<S: DoorService> {
+    service: Arc<S>,
+    reserved: Reservations<S::Reserved>,
+    holds: Holds<S>,
+    /// Blocks that running acquisitions may yet hold.
+    asked: usize,
+    running: JoinSet<(u32, Done<S>)>,
+    out: Vec<u8>,
+}
+
+impl<S: DoorService> Drop for Session<S> {
+    /// Lets running acquisitions end by themselves, so that a fetch is never cut in the middle.
+    fn drop(&mut self) {
+        self.running.detach_all();
+    }
+}
+
+impl<S: DoorService> Session<S> {
+    fn new(service: Arc<S>) -> Self {
+        Self {
+            reserved: Reservations::new(),
+            holds: Holds::new(Arc::clone(&service)),
+            asked: 0,
+            running: JoinSet::new(),
+            out: Vec::new(),
+            service,
+        }
+    }
+
+    async fn send(
+        &mut self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        number: u32,
+        reply: &Reply,
+    ) -> Result<(), SessionError> {
+        self.out.clear();
+        reply.encode(number, &mut self.out)?;
+        write_all(stream, &self.out).await
+    }
+
+    /// The reply, where there is one at once.
+    fn handle(&mut self, number: u32, request: Request) -> Option<Reply> {
+        Some(match request {
+            Request::Hello => refused("hello comes first, and once"),
+            Request::Reserve { sizes } => self.reserve(&sizes),
+            Request::Publish {
+                namespace,
+                pulled,
+                blocks,
+            } => Reply::Published {
+                outcomes: self
+                    .reserved
+                    .publish(&*self.service, &namespace, &blocks, pulled),
+            },
+            Request::Discard { extents } => self.discard(&extents),
+            Request::Acquire {
+                namespace,
+                fetch,
+                hashes,
+            } => return self.acquire(number, namespace, hashes, fetch),
+            Request::Release { holds } => done(self.holds.release(&holds)),
+            Request::FinishedSending { namespace, hashes } => Reply::Done {
+                count: self.service.finished_sending(&namespace, &hashes),
+            },
+            Request::Flush { deadline_ms } => return self.flush(number, deadline_ms),
+            Request::Stat => self.stat(),
+            Request::List {
+                namespace,
+                cursor,
+                max,
+            } => {
+                let page = self.service.list(namespace.as_ref(), cursor, max as usize);
+                Reply::Listed {
+                    next: page.next,
+                    entries: page.entries,
+                }
+            }
+            Request::Evictions { since } => Reply::Evicted {
+                entries: self.service.evictions(since, limits::DOOR_BLOCKS_MAX),
+            },
+        })
+    }
+
+    fn reserve(&mut self, sizes: &[u32]) -> Reply {
+        let most = limits::DOOR_RESERVATIONS_MAX;
+        if self.reserved.len() + sizes.len() > most {
+            return refused(&format!(
+                "a connection may have {most} reservations: publish or discard some first"
+            ));
+        }
+        match self.service.reserve(sizes) {
+            Ok(memory) => Reply::Reserved {
+                extents: memory
+                    .into_iter()
+                    .map(|one| self.reserved.add(one))
+                    .collect(),
+            },
+            Err(ReserveError::Busy { pause_ms }) => Reply::Busy { pause_ms },
+            Err(ReserveError::Refused(sentence)) => refused(&sentence),
+        }
+    }
+
+    fn discard(&mut self, extents: &[Extent]) -> Reply {
+        let gone: Vec<S::Reserved> = extents
+            .iter()
+            .filter_map(|extent| self.reserved.take(*extent))
+            .collect();
+        done(gone.len())
+    }
+
+    fn acquire(
+        &mut self,
+        number: u32,
+        namespace: Namespace,
+        hashes: Vec<BlockHash>,
+        fetch: bool,
+    ) -> Option<Reply> {
+        let most = limits::DOOR_HOLDS_MAX;
+        let asked = hashes.len();
+        if self.holds.total() + self.asked + asked > most {
+            return Some(refused(&format!(
+                "a connection may hold {most} blocks: release some first"
+            )));
+        }
+        if self.running.len() >= limits::DOOR_WAITS_MAX {
+            return Some(Reply::Busy {
+                pause_ms: limits::DOOR_WAITS_PAUSE_MS,
+            });
+        }
+        self.asked += asked;
+        let service = Arc::clone(&self.service);
+        self.running.spawn(async move {
+            let outcomes = Arc::clone(&service).acquire(namespace, hashes, fetch).await;
+            let acquired = Acquired::new(service, outcomes);
+            (number, Done::Acquired { asked, acquired })
+        });
+        None
+    }
+
+    fn flush(&mut self, number: u32, deadline_ms: u32) -> Option<Reply> {
+        if self.running.len() >= limits::DOOR_WAITS_MAX {
+            return Some(Reply::Busy {
+                pause_ms: limits::DOOR_WAITS_PAUSE_MS,
+            });
+        }
+        let wait = Duration::from_millis(deadline_ms.into()).min(limits::DOOR_FLUSH_MAX);
+        let service = Arc::clone(&self.service);
+        self.running.spawn(async move {
+            let known = timeout(wait, service.flush()).await.unwrap_or(false);
+            (number, Done::Flushed { known })
+        });
+        None
+    }
+
+    fn finish(&mut self, ended: Done<S>) -> Reply {
+        match ended {
+            Done::Acquired { asked, acquired } => {
+                self.asked -= asked;
+                Reply::Acquired {
+                    outcomes: self.holds.take_over(acquired),
+                }
+            }
+            Done::Flushed { known } => Reply::Flushed { known },
+        }
+    }
+
+    fn stat(&self) -> Reply {
+        let json = self.service.stat().to_string();
+        if json.len() > limits::DOOR_MESSAGE_BYTES_MAX {
+            return refused("the node's state is longer than a message: read its metrics instead");
+        }
+        Reply::Stat { json }
+    }
+}
+
+fn done(count: usize) -> Reply {
+    Reply::Done {
+        count: u32::try_from(count).unwrap_or(u32::MAX),
+    }
+}
+
+fn refused(sentence: &str) -> Reply {
+    let end = sentence.floor_char_boundary(SENTENCE_BYTES_MAX);
+    Reply::Refused {
+        sentence: sentence.get(..end).unwrap_or_default().to_owned(),
+    }
+}
