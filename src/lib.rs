@@ -18,7 +18,11 @@ pub mod fabric;
 pub mod memory;
 
 // pace: threads, clocks, polling
+pub mod runtime;
 
 // services: assembly
 
 // shell: the outside
+pub mod metrics;
+pub mod config;
+pub mod cli;
