@@ -32,7 +32,11 @@ pub mod net;
 pub mod runtime;
 
 // services: assembly
+pub mod node;
 pub mod registryd;
 pub mod client;
 
 // shell: the outside
+pub mod metrics;
+pub mod config;
+pub mod cli;

@@ -34,6 +34,9 @@ pub const BLOCK_BYTES_MAX: u32 = 1 << 30;
 /// Alignment of every extent, bytes: a cache line, so that two blocks never share one.
 pub const EXTENT_ALIGN: u64 = 64;
 
+/// Most residents of one node, whatever its pools hold: a slot's index fits 24 bits.
+pub const RESIDENTS_MAX: u32 = 1 << 24;
+
 /// Memory pools of one node.
 pub const POOLS_MAX: usize = 16;
 

@@ -1,3 +1,7 @@
 //! The `kvrail` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kvrail::cli::run(std::env::args_os())
+}

@@ -5,4 +5,5 @@ pub mod clock;
 pub mod data;
 pub mod deadline;
 pub mod door;
+pub mod http;
 pub mod reclaim;

@@ -1,0 +1,22 @@
+# Shortcuts; none is needed: README names the commands behind them.
+
+# The main job on this machine.
+demo:
+    cargo run --release -- demo
+
+# All tests.
+test:
+    bash tests/run
+
+# The tests without the fuzz targets.
+quick:
+    FUZZ_SECONDS=0 bash tests/run
+
+# What a change must pass.
+ci:
+    bash .ci/run
+
+# Format and lint.
+check:
+    cargo fmt --check
+    cargo clippy --all-targets -- -D warnings

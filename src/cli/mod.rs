@@ -1,0 +1,139 @@
+//! The command line: one subcommand each in its own file, with its arguments beside it.
+//!
+//! A command that fails says why in one sentence on standard error. Exit code 2 is the caller's to
+//! correct (an argument, a file, a setting); 1 is anything else. To add a command, add its variant to
+//! [`Command`] and its arm to `dispatch`.
+
+mod process;
+mod registry;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+pub use process::{Ready, announce_ready, end_with_parent, start_logging};
+
+use crate::config::{ConfigError, RegistrySettings, ServeSettings};
+
+/// Exit code of what the caller can correct.
+const USAGE: u8 = 2;
+/// Exit code of everything else that fails.
+const FAILURE: u8 = 1;
+
+/// Why a command ended without doing what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CliError {
+    /// An argument, file or setting that can never work: exit code 2.
+    #[error("{0}")]
+    Usage(String),
+    /// What went wrong at run time: exit code 1.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl CliError {
+    /// The caller's to correct.
+    pub fn usage(sentence: impl Display) -> Self {
+        Self::Usage(sentence.to_string())
+    }
+
+    /// Not the caller's fault.
+    pub fn failed(sentence: impl Display) -> Self {
+        Self::Failed(sentence.to_string())
+    }
+
+    /// The process's exit code.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => USAGE,
+            Self::Failed(_) => FAILURE,
+        }
+    }
+}
+
+impl From<ConfigError> for CliError {
+    fn from(error: ConfigError) -> Self {
+        Self::usage(error)
+    }
+}
+
+/// Serves LLM KV-cache blocks between GPU hosts at the speed of the fabric.
+#[derive(Debug, Parser)]
+#[command(name = "kvrail", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const PLACES: &str = "Every setting can also be given as a variable (--lease-ttl as \
+    KVRAIL_LEASE_TTL) or as a key of the same name in the --config file. Flags win over variables, \
+    variables over the file.";
+
+/// What `kvrail` does.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a node: memory pools, peers, local engines, metrics.
+    #[command(after_help = PLACES)]
+    Serve(Box<ServeSettings>),
+    /// Run the owner registry of a cluster.
+    #[command(after_help = PLACES)]
+    Registry(RegistrySettings),
+}
+
+fn dispatch(command: Command) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Serve(settings) => serve::run(*settings),
+        Command::Registry(settings) => registry::run(settings),
+    }
+}
+
+/// Runs `kvrail` with these arguments, the program's name first.
+#[must_use]
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let parsed = match Cli::try_parse_from(arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => return refuse(&error),
+    };
+    dispatch(parsed.command).unwrap_or_else(|error| {
+        eprintln!("kvrail: {error}");
+        ExitCode::from(error.exit_code())
+    })
+}
+
+/// Help and version where they were asked for, else what is wrong with the arguments.
+fn refuse(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A reader that has gone away wants no help.
+            error.print().ok();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            error.print().ok();
+            ExitCode::from(USAGE)
+        }
+        _ => {
+            eprintln!("kvrail: {}", sentence(&error.to_string()));
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+/// The first paragraph of clap's message on one line; usage and tips follow after it.
+fn sentence(message: &str) -> String {
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    message
+        .lines()
+        .take_while(|line| !line.trim().is_empty())
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join(" ")
+}

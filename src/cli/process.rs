@@ -1,0 +1,89 @@
+//! What every long-running command does around its work: logs, the ready file, the parent's death.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use serde::Serialize;
+use tracing_subscriber::EnvFilter;
+
+use super::CliError;
+use crate::config::ProcessConfig;
+
+/// Sends logs to standard error, filtered by the configuration.
+///
+/// # Errors
+/// [`CliError::Failed`] where logs already go somewhere.
+pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
+    let filter = EnvFilter::try_new(&process.log).map_err(CliError::usage)?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init()
+        .map_err(CliError::failed)
+}
+
+/// Makes this process end when its parent does, where the configuration says so. The kernel goes by
+/// the parent's thread that started this process: start children from a thread that lives as long
+/// as they may.
+///
+/// # Errors
+/// [`CliError::Failed`] where the kernel refuses, or the parent is gone already.
+pub fn end_with_parent(process: &ProcessConfig) -> Result<(), CliError> {
+    if !process.parent_death {
+        return Ok(());
+    }
+    let parent = getppid();
+    set_parent_process_death_signal(Some(Signal::TERM)).map_err(CliError::failed)?;
+    // A parent that died before the call sends no signal; another one is the parent by then.
+    if parent.map(Pid::as_raw_nonzero) == getppid().map(Pid::as_raw_nonzero) {
+        Ok(())
+    } else {
+        Err(CliError::failed(
+            "the parent process ended during the start",
+        ))
+    }
+}
+
+/// Where a process can be reached, as its ready file says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ready {
+    /// The address that peers, or nodes, connect to.
+    pub listen: SocketAddr,
+    /// The local door, where there is one.
+    pub socket: Option<PathBuf>,
+    /// The address of `/metrics` and `/health`, where there is one.
+    pub metrics: Option<SocketAddr>,
+    /// The process.
+    pub pid: u32,
+}
+
+/// Writes the ready file that the configuration names. Whoever waits for it sees all of it or no
+/// file: it is written beside its place and then moved there.
+///
+/// # Errors
+/// [`CliError::Usage`] where the file cannot be written.
+pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliError> {
+    let Some(path) = &process.ready_file else {
+        return Ok(());
+    };
+    let refused = |error: &dyn Display| {
+        CliError::usage(format!(
+            "--ready-file: {} cannot be written: {error}",
+            path.display()
+        ))
+    };
+    let directory = path
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let line = serde_json::to_string(ready).map_err(|error| refused(&error))?;
+    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| refused(&error))?;
+    writeln!(file, "{line}").map_err(|error| refused(&error))?;
+    file.persist(path)
+        .map(drop)
+        .map_err(|error| refused(&error.error))
+}

@@ -1,0 +1,342 @@
+//! The configuration of `kvrail serve`: complete, in range, without contradiction.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::ConfigError;
+use super::layers::{Environment, gather};
+use super::settings::ServeSettings;
+use super::values::{
+    ClusterSecret, HostPort, HugePages, Percent, PoolSpec, ProcessConfig, RegistryUrl, Size,
+    SocketMode,
+};
+use crate::limits;
+use crate::types::{NodeId, PolicyKind, RequesterId};
+
+/// Longest path of a Unix socket, bytes: `sun_path` without its terminating zero.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// A node's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServeConfig {
+    /// Peers and the way to them.
+    pub peers: PeerConfig,
+    /// The local door.
+    pub door: DoorConfig,
+    /// The memory pools.
+    pub memory: MemoryConfig,
+    /// The store of residents.
+    pub store: StoreConfig,
+    /// What is lent, to whom, for how long.
+    pub lease: LeaseConfig,
+    /// The owner registry; without one the node is alone.
+    pub registry: Option<RegistryUrl>,
+    /// Metrics, logs, life.
+    pub process: ProcessConfig,
+    /// A fault that a test injects, in the words of whoever injects it.
+    pub fault: Option<String>,
+}
+
+/// Peers and the way to them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerConfig {
+    /// Where peers connect; port 0 lets the kernel choose.
+    pub listen: SocketAddr,
+    /// What peers are told to connect to, where it is not the listen address.
+    pub advertise: Option<HostPort>,
+    /// This node's identity; `None` for a random one.
+    pub node_id: Option<NodeId>,
+    /// The name that holders know this node by, where it is not the advertised address.
+    pub requester_id: Option<RequesterId>,
+    /// What peers prove to each other.
+    pub secret: Option<ClusterSecret>,
+    /// Data streams to each peer, 1 to [`limits::STREAMS_MAX`].
+    pub streams: usize,
+    /// Longest wait for a block from a peer.
+    pub transfer_timeout: Duration,
+}
+
+impl PeerConfig {
+    /// What peers are told, once the listener is bound to `bound`.
+    #[must_use]
+    pub fn advertised(&self, bound: SocketAddr) -> HostPort {
+        self.advertise
+            .clone()
+            .unwrap_or_else(|| HostPort::from(bound))
+    }
+
+    /// The name that holders know this node by, once the listener is bound to `bound`.
+    ///
+    /// # Errors
+    /// The advertised address is no such name. It never happens after [`ServeConfig::load`].
+    pub fn requester(&self, bound: SocketAddr) -> Result<RequesterId, crate::types::WordError> {
+        self.requester_id
+            .map_or_else(|| self.advertised(bound).as_str().parse(), Ok)
+    }
+}
+
+/// The local door.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DoorConfig {
+    /// The Unix socket's path, at most 107 bytes.
+    pub socket: PathBuf,
+    /// Its permission bits.
+    pub mode: SocketMode,
+}
+
+/// The memory pools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// 1 to [`limits::POOLS_MAX`] pools.
+    pub pools: Vec<PoolSpec>,
+    /// The size of their pages; every pool is a multiple of it.
+    pub huge_pages: Option<HugePages>,
+    /// Whether they are locked in memory.
+    pub lock: bool,
+    /// Reclaim begins at this share of a pool in use.
+    pub watermark_high: Percent,
+    /// Reclaim ends at this one, below the high one.
+    pub watermark_low: Percent,
+}
+
+/// The store of residents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// Most residents, 1 to [`limits::RESIDENTS_MAX`].
+    pub capacity: u32,
+    /// Which rank transitions and victim order it runs.
+    pub policy: PolicyKind,
+    /// Whether a local read improves a block's rank.
+    pub hit_promotion: bool,
+}
+
+/// What is lent, to whom, for how long. `ttl > 2 * margin`, so that a reader has longer to use a
+/// lease than it has to leave unused, and always stops before the holder takes the memory back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseConfig {
+    /// How long a lease holds without renewal, on the holder's clock.
+    pub ttl: Duration,
+    /// How long before that the reader stops, on its own clock.
+    pub margin: Duration,
+    /// Leases that one requester may hold at once.
+    pub leases: u32,
+    /// Bytes that one requester may hold under leases at once.
+    pub bytes: u64,
+}
+
+impl ServeConfig {
+    /// The configuration that `flags`, this process's variables and the file together make.
+    ///
+    /// # Errors
+    /// [`ConfigError`], where a value is out of range or two settings contradict each other.
+    pub fn load(flags: ServeSettings) -> Result<Self, ConfigError> {
+        Self::load_from(flags, Environment::process())
+    }
+
+    /// As [`Self::load`], with variables from elsewhere.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_from(flags: ServeSettings, from: Environment<'_>) -> Result<Self, ConfigError> {
+        let settings = gather(flags, from)?;
+        let memory = memory(&settings)?;
+        let bytes = memory
+            .pools
+            .iter()
+            .try_fold(0_u64, |sum, pool| sum.checked_add(pool.size.0))
+            .ok_or_else(|| ConfigError::Value {
+                origin: "--pool".to_owned(),
+                reason: "the pools together are more bytes than 64 bits can count".to_owned(),
+            })?;
+        Ok(Self {
+            store: store(&settings, bytes),
+            lease: lease(&settings, bytes)?,
+            memory,
+            door: door(&settings, from)?,
+            process: ProcessConfig {
+                metrics_listen: settings.metrics_listen,
+                log: settings.log.clone().unwrap_or_else(|| "info".to_owned()),
+                ready_file: settings.ready_file.clone(),
+                parent_death: settings.parent_death.unwrap_or(false),
+            },
+            registry: settings.registry.clone(),
+            fault: settings.fault.clone(),
+            peers: peers(settings)?,
+        })
+    }
+}
+
+fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
+    let listen = settings
+        .listen
+        .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7070)));
+    if let (Some(url), true, None) = (
+        &settings.registry,
+        listen.ip().is_unspecified(),
+        &settings.advertise,
+    ) {
+        return Err(ConfigError::Contradiction {
+            first: "--registry",
+            second: "--listen",
+            reason: format!(
+                "{url} would tell peers to connect to {listen}, which names no host; give \
+                 --advertise HOST:PORT"
+            ),
+        });
+    }
+    if let Some(address) = settings.advertise.as_ref().filter(|it| it.is_unspecified()) {
+        return Err(ConfigError::Value {
+            origin: "--advertise".to_owned(),
+            reason: format!("{address} names no host that a peer could connect to"),
+        });
+    }
+    if let (Some(address), None) = (&settings.advertise, settings.requester_id)
+        && address.as_str().parse::<RequesterId>().is_err()
+    {
+        return Err(ConfigError::Contradiction {
+            first: "--advertise",
+            second: "--requester-id",
+            reason: format!(
+                "the first is the default of the second, and {address} is longer than the {} \
+                 bytes of a requester's name; give --requester-id NAME",
+                limits::NAME_BYTES_MAX
+            ),
+        });
+    }
+    refuse_one_port(settings.metrics_listen, listen)?;
+    Ok(PeerConfig {
+        listen,
+        advertise: settings.advertise,
+        node_id: settings.node_id,
+        requester_id: settings.requester_id,
+        secret: settings
+            .cluster_secret_file
+            .map(ClusterSecret::read)
+            .transpose()?,
+        streams: settings.streams.map_or(2, usize::from),
+        transfer_timeout: settings.transfer_timeout.unwrap_or(Duration::from_secs(30)),
+    })
+}
+
+/// Two listeners of one process cannot have the same address.
+pub(super) fn refuse_one_port(
+    metrics: Option<SocketAddr>,
+    listen: SocketAddr,
+) -> Result<(), ConfigError> {
+    match metrics {
+        Some(metrics) if metrics == listen && listen.port() != 0 => {
+            Err(ConfigError::Contradiction {
+                first: "--metrics-listen",
+                second: "--listen",
+                reason: format!("both are {listen}; give them different ports"),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn door(settings: &ServeSettings, from: Environment<'_>) -> Result<DoorConfig, ConfigError> {
+    let socket = settings.socket.clone().unwrap_or_else(|| from.door());
+    let length = socket.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        return Err(ConfigError::Value {
+            origin: "--socket".to_owned(),
+            reason: format!(
+                "the path of a Unix socket has at most {SOCKET_PATH_MAX} bytes, {} has {length}",
+                socket.display()
+            ),
+        });
+    }
+    Ok(DoorConfig {
+        socket,
+        mode: settings.socket_mode.unwrap_or(SocketMode(0o600)),
+    })
+}
+
+fn memory(settings: &ServeSettings) -> Result<MemoryConfig, ConfigError> {
+    let pools = settings.pool.clone();
+    if pools.is_empty() {
+        return Err(ConfigError::Missing {
+            setting: "--pool",
+            reason: "a node serves from at least one memory pool, such as --pool 1GiB",
+        });
+    }
+    if pools.len() > limits::POOLS_MAX {
+        return Err(ConfigError::Value {
+            origin: "--pool".to_owned(),
+            reason: format!(
+                "a node has at most {} pools, {} are given",
+                limits::POOLS_MAX,
+                pools.len()
+            ),
+        });
+    }
+    if let Some(page) = settings.huge_pages.map(HugePages::bytes)
+        && let Some(odd) = pools.iter().find(|pool| !pool.size.0.is_multiple_of(page))
+    {
+        return Err(ConfigError::Contradiction {
+            first: "--pool",
+            second: "--huge-pages",
+            reason: format!(
+                "a pool of {} is no multiple of a page of {}",
+                odd.size,
+                Size(page)
+            ),
+        });
+    }
+    let watermark_high = settings.watermark_high.unwrap_or(Percent::clamped(95));
+    let watermark_low = settings.watermark_low.unwrap_or(Percent::clamped(90));
+    if watermark_low >= watermark_high {
+        return Err(ConfigError::Contradiction {
+            first: "--watermark-low",
+            second: "--watermark-high",
+            reason: format!(
+                "reclaim begins at {} percent and must end below it, not at {}",
+                watermark_high.get(),
+                watermark_low.get()
+            ),
+        });
+    }
+    Ok(MemoryConfig {
+        pools,
+        huge_pages: settings.huge_pages,
+        lock: settings.lock.unwrap_or(false),
+        watermark_high,
+        watermark_low,
+    })
+}
+
+fn store(settings: &ServeSettings, bytes: u64) -> StoreConfig {
+    let derived = u32::try_from(bytes / (64 << 10))
+        .unwrap_or(limits::RESIDENTS_MAX)
+        .clamp(1024, limits::RESIDENTS_MAX);
+    StoreConfig {
+        capacity: settings.capacity.unwrap_or(derived),
+        policy: settings.policy.unwrap_or_default(),
+        hit_promotion: !settings.no_hit_promotion.unwrap_or(false),
+    }
+}
+
+fn lease(settings: &ServeSettings, bytes: u64) -> Result<LeaseConfig, ConfigError> {
+    let ttl = settings.lease_ttl.unwrap_or(Duration::from_secs(10));
+    let margin = settings.lease_margin.unwrap_or(Duration::from_secs(1));
+    if ttl <= margin.saturating_mul(2) {
+        return Err(ConfigError::Contradiction {
+            first: "--lease-ttl",
+            second: "--lease-margin",
+            reason: format!(
+                "a lease of {} must be more than twice its margin of {}, or a reader cannot be \
+                 sure to stop before the holder ends the lease",
+                humantime::format_duration(ttl),
+                humantime::format_duration(margin)
+            ),
+        });
+    }
+    Ok(LeaseConfig {
+        ttl,
+        margin,
+        leases: settings.lease_quota.unwrap_or(64),
+        bytes: settings.lease_bytes.map_or(bytes / 2, |size| size.0),
+    })
+}

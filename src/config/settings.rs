@@ -1,0 +1,213 @@
+//! The settings of `kvrail serve`, as they may be given. The first sentence of each is its line in
+//! `--help` and in README's table; the rest tells cost and danger.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::layers::Settings;
+use super::values::{
+    HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, duration, log_filter,
+};
+use crate::limits;
+use crate::types::{NodeId, PolicyKind, RequesterId};
+
+/// What `kvrail serve` may be told.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ServeSettings {
+    /// TOML file with settings under the names of the flags; flags and variables win over it
+    #[arg(long, value_name = "PATH")]
+    pub config: Option<PathBuf>,
+
+    /// Address that peers connect to (default 0.0.0.0:7070)
+    ///
+    /// Whoever reaches it can ask for blocks: keep it inside the cluster's network, or set a
+    /// cluster secret.
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<SocketAddr>,
+
+    /// Address that peers are told to connect to (default: the listen address)
+    ///
+    /// Needed where the listen address names no host and there is a registry.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub advertise: Option<HostPort>,
+
+    /// Unix socket of the local door (default $XDG_RUNTIME_DIR/kvrail.sock, else /run/kvrail.sock)
+    ///
+    /// Whoever may connect reads and writes all blocks: its mode and directory are the only guard.
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// Permission bits of that socket, octal (default 600)
+    ///
+    /// 660 lets the group in, 666 everyone on the host.
+    #[arg(long, value_name = "OCTAL")]
+    pub socket_mode: Option<SocketMode>,
+
+    /// Memory pool, such as 512MiB or 30GiB@numa=1; repeat it, or separate several by commas
+    ///
+    /// All of it is taken at start and given back at exit. Required; at most 16.
+    #[arg(long, value_name = "SIZE[@numa=NODE]", value_delimiter = ',')]
+    pub pool: Vec<PoolSpec>,
+
+    /// Page size of the pools, 2MiB or 1GiB (default: the host's usual pages)
+    ///
+    /// Fewer pages make registration and address translation cheaper. The host must have reserved
+    /// enough of them, and each pool must be a multiple of the page.
+    #[arg(long, value_name = "2MiB|1GiB")]
+    pub huge_pages: Option<HugePages>,
+
+    /// Lock the pools in memory, so that they are never swapped (default false)
+    ///
+    /// Needs a memlock limit of at least the pools' size. Start takes as long as touching every page.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub lock: Option<bool>,
+
+    /// Most blocks held at once (default: one per 64KiB of pool, from 1024 to 16777216)
+    ///
+    /// Costs bookkeeping memory for each, used or not. Too few waste pool memory on small blocks.
+    #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::RESIDENTS_MAX)))]
+    pub capacity: Option<u32>,
+
+    /// Eviction policy: rank, segmented, aged or lru (default rank)
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<PolicyKind>,
+
+    /// Leave a block's rank as it is when a local engine reads it (default false)
+    ///
+    /// Blocks in local use then go as early as copies that nobody reads.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub no_hit_promotion: Option<bool>,
+
+    /// Owner registry, http://host:port (default: none, the node finds no peers)
+    #[arg(long, value_name = "URL")]
+    pub registry: Option<RegistryUrl>,
+
+    /// Identity of this node, 32 hexadecimal digits (default: random at each start)
+    ///
+    /// Two nodes with one identity drive each other out of the registry.
+    #[arg(long, value_name = "HEX")]
+    pub node_id: Option<NodeId>,
+
+    /// Name under which holders account for this node, 1 to 64 bytes (default: the advertised address)
+    ///
+    /// Keep it over restarts: a new name counts as a new reader of every block.
+    #[arg(long, value_name = "NAME")]
+    pub requester_id: Option<RequesterId>,
+
+    /// File with the secret that peers prove to each other, 16 to 4096 bytes (default: none)
+    ///
+    /// Without it any host that reaches the listen address is believed to be who it says.
+    #[arg(long, value_name = "PATH")]
+    pub cluster_secret_file: Option<PathBuf>,
+
+    /// How long a lent block stays put for its reader without renewal (default 10s)
+    ///
+    /// A reader that dies keeps blocks from eviction for that long; a shorter time fails slow reads.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub lease_ttl: Option<Duration>,
+
+    /// How long before a lease's end a reader stops to use it (default 1s)
+    ///
+    /// Must exceed the time by which a host may stall or its clock drift within one lease, or reads
+    /// may race with reuse; less than half the lease.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub lease_margin: Option<Duration>,
+
+    /// Longest wait for a block from a peer (default 30s)
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub transfer_timeout: Option<Duration>,
+
+    /// Data streams to each peer, 1 to 16 (default 2)
+    ///
+    /// Each costs a socket on both sides; more help where one stream does not fill the network.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=i64::try_from(limits::STREAMS_MAX).unwrap_or(1)))]
+    pub streams: Option<u8>,
+
+    /// Leases that one requester may hold at once (default 64)
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub lease_quota: Option<u32>,
+
+    /// Bytes that one requester may hold under leases at once (default: half the pools)
+    ///
+    /// What is leased cannot be evicted: a large share lets one reader stop the others' saves.
+    #[arg(long, value_name = "SIZE")]
+    pub lease_bytes: Option<Size>,
+
+    /// Percentage of a pool in use at which reclaim begins (default 95)
+    #[arg(long, value_name = "PERCENT")]
+    pub watermark_high: Option<Percent>,
+
+    /// Percentage of a pool in use at which reclaim ends (default 90)
+    ///
+    /// The gap to the high watermark is what one round of reclaim frees.
+    #[arg(long, value_name = "PERCENT")]
+    pub watermark_low: Option<Percent>,
+
+    /// Address of /metrics and /health (default: none)
+    ///
+    /// Anyone who reaches it can read both.
+    #[arg(long, value_name = "IP:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// Log filter, such as warn or kvrail=debug (default info)
+    #[arg(long, value_name = "FILTER", value_parser = log_filter)]
+    pub log: Option<String>,
+
+    /// File that gets one JSON line with the addresses and the pid once the node serves (default: none)
+    #[arg(long, value_name = "PATH")]
+    pub ready_file: Option<PathBuf>,
+
+    /// A fault to inject, for tests.
+    #[arg(long, value_name = "SPEC", hide = true)]
+    pub fault: Option<String>,
+
+    /// End when the parent process ends, for tests and the demo.
+    #[arg(long, value_name = "BOOL", hide = true, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub parent_death: Option<bool>,
+}
+
+impl Settings for ServeSettings {
+    fn over(self, lower: Self) -> Self {
+        Self {
+            config: self.config.or(lower.config),
+            listen: self.listen.or(lower.listen),
+            advertise: self.advertise.or(lower.advertise),
+            socket: self.socket.or(lower.socket),
+            socket_mode: self.socket_mode.or(lower.socket_mode),
+            pool: if self.pool.is_empty() {
+                lower.pool
+            } else {
+                self.pool
+            },
+            huge_pages: self.huge_pages.or(lower.huge_pages),
+            lock: self.lock.or(lower.lock),
+            capacity: self.capacity.or(lower.capacity),
+            policy: self.policy.or(lower.policy),
+            no_hit_promotion: self.no_hit_promotion.or(lower.no_hit_promotion),
+            registry: self.registry.or(lower.registry),
+            node_id: self.node_id.or(lower.node_id),
+            requester_id: self.requester_id.or(lower.requester_id),
+            cluster_secret_file: self.cluster_secret_file.or(lower.cluster_secret_file),
+            lease_ttl: self.lease_ttl.or(lower.lease_ttl),
+            lease_margin: self.lease_margin.or(lower.lease_margin),
+            transfer_timeout: self.transfer_timeout.or(lower.transfer_timeout),
+            streams: self.streams.or(lower.streams),
+            lease_quota: self.lease_quota.or(lower.lease_quota),
+            lease_bytes: self.lease_bytes.or(lower.lease_bytes),
+            watermark_high: self.watermark_high.or(lower.watermark_high),
+            watermark_low: self.watermark_low.or(lower.watermark_low),
+            metrics_listen: self.metrics_listen.or(lower.metrics_listen),
+            log: self.log.or(lower.log),
+            ready_file: self.ready_file.or(lower.ready_file),
+            fault: self.fault.or(lower.fault),
+            parent_death: self.parent_death.or(lower.parent_death),
+        }
+    }
+
+    fn file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+}
