@@ -29,8 +29,6 @@ struct Ends {
 pub(super) struct Lists {
     links: Box<[Link]>,
     ends: [Ends; LISTS],
-    /// Bit r: list r has a member.
-    occupied: u32,
     /// Placements so far: the sequence that ages are distances in.
     sequence: u64,
 }
@@ -48,7 +46,6 @@ impl Lists {
                 oldest: NIL,
                 newest: NIL,
             }; LISTS],
-            occupied: 0,
             sequence: 0,
         }
     }
@@ -71,7 +68,6 @@ impl Lists {
                 placed: self.sequence,
             };
         }
-        self.occupied |= 1 << rank.get();
     }
 
     /// Takes `slot` out of the list of `rank`, which it is in.
@@ -89,9 +85,6 @@ impl Lists {
             Some(newer) => newer.older = link.older,
             None => ends.newest = link.older,
         }
-        if ends.oldest == NIL {
-            self.occupied &= !(1 << rank.get());
-        }
     }
 
     /// The least recently used member of `rank`.
@@ -102,14 +95,11 @@ impl Lists {
 
     /// The heads of the lists that have one, from the highest rank down.
     pub(super) fn heads(&self) -> impl Iterator<Item = ListHead> + '_ {
-        EvictionRank::all()
-            .rev()
-            .filter(|rank| self.occupied & 1 << rank.get() != 0)
-            .filter_map(|rank| {
-                let link = self.links.get(self.oldest(rank)? as usize)?;
-                let age = self.sequence - link.placed;
-                Some(ListHead { rank, age })
-            })
+        EvictionRank::all().rev().filter_map(|rank| {
+            let link = self.links.get(self.oldest(rank)? as usize)?;
+            let age = self.sequence - link.placed;
+            Some(ListHead { rank, age })
+        })
     }
 
     /// The members of `rank`, oldest first.
@@ -124,7 +114,6 @@ impl Lists {
 impl fmt::Debug for Lists {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lists")
-            .field("occupied", &self.occupied)
             .field("sequence", &self.sequence)
             .finish_non_exhaustive()
     }
