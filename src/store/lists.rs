@@ -29,19 +29,23 @@ struct Ends {
 pub(super) struct Lists {
     links: Box<[Link]>,
     ends: [Ends; LISTS],
-    /// Bit r: list r has a member.
-    occupied: u32,
     /// Placements so far: the sequence that ages are distances in.
     sequence: u64,
 }
 
 impl Lists {
     pub(super) fn new(capacity: u32) -> Self {
-        let link = Link { older: NIL, newer: NIL, placed: 0 };
+        let link = Link {
+            older: NIL,
+            newer: NIL,
+            placed: 0,
+        };
         Self {
             links: vec![link; capacity as usize].into_boxed_slice(),
-            ends: [Ends { oldest: NIL, newest: NIL }; LISTS],
-            occupied: 0,
+            ends: [Ends {
+                oldest: NIL,
+                newest: NIL,
+            }; LISTS],
             sequence: 0,
         }
     }
@@ -58,9 +62,12 @@ impl Lists {
             None => ends.oldest = slot,
         }
         if let Some(link) = self.links.get_mut(slot as usize) {
-            *link = Link { older, newer: NIL, placed: self.sequence };
+            *link = Link {
+                older,
+                newer: NIL,
+                placed: self.sequence,
+            };
         }
-        self.occupied |= 1 << rank.get();
     }
 
     /// Takes `slot` out of the list of `rank`, which it is in.
@@ -78,9 +85,6 @@ impl Lists {
             Some(newer) => newer.older = link.older,
             None => ends.newest = link.older,
         }
-        if ends.oldest == NIL {
-            self.occupied &= !(1 << rank.get());
-        }
     }
 
     /// The least recently used member of `rank`.
@@ -91,13 +95,11 @@ impl Lists {
 
     /// The heads of the lists that have one, from the highest rank down.
     pub(super) fn heads(&self) -> impl Iterator<Item = ListHead> + '_ {
-        EvictionRank::all().rev().filter(|rank| self.occupied & 1 << rank.get() != 0).filter_map(
-            |rank| {
-                let link = self.links.get(self.oldest(rank)? as usize)?;
-                let age = self.sequence - link.placed;
-                Some(ListHead { rank, age })
-            },
-        )
+        EvictionRank::all().rev().filter_map(|rank| {
+            let link = self.links.get(self.oldest(rank)? as usize)?;
+            let age = self.sequence - link.placed;
+            Some(ListHead { rank, age })
+        })
     }
 
     /// The members of `rank`, oldest first.
@@ -112,7 +114,6 @@ impl Lists {
 impl fmt::Debug for Lists {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lists")
-            .field("occupied", &self.occupied)
             .field("sequence", &self.sequence)
             .finish_non_exhaustive()
     }
@@ -161,6 +162,12 @@ mod tests {
         lists.remove(LAST, 2);
         lists.push_newest(LAST, 2);
         let heads: Vec<ListHead> = lists.heads().collect();
-        assert_eq!(heads, [ListHead { rank: LAST, age: 2 }, ListHead { rank: ONE, age: 3 }]);
+        assert_eq!(
+            heads,
+            [
+                ListHead { rank: LAST, age: 2 },
+                ListHead { rank: ONE, age: 3 }
+            ]
+        );
     }
 }

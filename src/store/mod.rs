@@ -2,8 +2,10 @@
 //!
 //! The store maps a [`BlockKey`] to a resident: a payload in memory that it never touches, an
 //! eviction rank, a count of pins, and the set of requesters that the resident was served to. It
-//! keeps the unpinned residents in one least-recently-used list per rank; the [`Policy`](crate::policy::Policy) moves
+//! keeps the unpinned residents in one least-recently-used list per rank; the [`Policy`] moves
 //! them between the lists and says which list loses its head (DESIGN §5).
+//!
+//! [`Policy`]: crate::policy::Policy
 //!
 //! # Semantics
 //!

@@ -1,6 +1,6 @@
 //! What the store must answer: the obvious sequential model, a map plus one vector per rank.
 //!
-//! It is written from DESIGN §5 and shares nothing with the store but the policy's transition table.
+//! It is written from DESIGN §5 and shares nothing with the store but the policy's transitions.
 //! It is cheap to clone, for checkers that search among the orders of a concurrent history. Each
 //! admission carries a serial number of the caller's as its checksum, and answers name residents by
 //! it, so that the store's ids need not be predicted.

@@ -39,6 +39,9 @@ struct Slot {
     requesters: Requesters,
 }
 
+/// With 16 bytes of links, 12 at most of index and 4 of free list: what `StoreConfig` promises.
+const _: () = assert!(size_of::<Slot>() <= 120);
+
 impl Slot {
     fn id(&self, slot: u32) -> ResidentId {
         let generation = self.word.generation();
