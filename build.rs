@@ -8,8 +8,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={proto}");
     println!("cargo::rerun-if-changed=build.rs");
     let descriptors = protox::compile([proto], ["src/net"])?;
-    tonic_prost_build::configure()
-        .bytes(".")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

@@ -78,18 +78,11 @@ impl Reader {
             let offset = self.cursor % (POOL_BYTES / u64::from(size)) * u64::from(size);
             self.cursor += 1;
             self.posts.works.push(ReadWork {
-                wr_id: WrId {
-                    slot: u32::try_from(self.cursor % 1024).unwrap(),
-                    generation: 1,
-                },
+                wr_id: WrId { slot: u32::try_from(self.cursor % 1024).unwrap(), generation: 1 },
                 remote: self.remote.remote(offset, size).unwrap(),
                 segments: 1,
             });
-            self.posts.segments.push(RegisteredSpan {
-                region: self.local.id,
-                offset,
-                len: size,
-            });
+            self.posts.segments.push(RegisteredSpan { region: self.local.id, offset, len: size });
         }
         self.fabric.post(self.connection, &self.posts).unwrap();
     }
@@ -126,9 +119,7 @@ impl Reader {
 }
 
 fn main() {
-    let numbers: Vec<u64> = std::env::args()
-        .filter_map(|arg| arg.parse().ok())
-        .collect();
+    let numbers: Vec<u64> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
     let streams = numbers.first().map_or(2, |n| usize::try_from(*n).unwrap());
     let seconds = numbers.get(1).copied().unwrap_or(2);
     let mut holder = fabric(streams);

@@ -34,9 +34,6 @@ pub const BLOCK_BYTES_MAX: u32 = 1 << 30;
 /// Alignment of every extent, bytes: a cache line, so that two blocks never share one.
 pub const EXTENT_ALIGN: u64 = 64;
 
-/// Most residents of one node, whatever its pools hold: a slot's index fits 24 bits.
-pub const RESIDENTS_MAX: u32 = 1 << 24;
-
 /// Memory pools of one node.
 pub const POOLS_MAX: usize = 16;
 
@@ -130,6 +127,9 @@ pub const REGISTRY_MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Changes that a node queues for the registry; beyond that it forgets them, and announces all of
 /// its residents again instead. One fills about 64 bytes.
 pub const ANNOUNCE_PENDING_MAX: usize = 262_144;
+
+/// Owner counts that metrics tell apart; the last stands for itself and more.
+pub const OWNERS_SHOWN: usize = 8;
 
 /// Evicted blocks that a node remembers, to count fetches that follow an eviction.
 pub const EVICTED_MEMORY_MAX: usize = 65_536;

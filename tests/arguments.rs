@@ -1,8 +1,5 @@
 //! Wrong arguments, variables and files end `kvrail` with exit code 2 and one sentence.
-#![expect(
-    clippy::expect_used,
-    reason = "a test that cannot start the command fails"
-)]
+#![expect(clippy::expect_used, reason = "a test that cannot start the command fails")]
 
 use std::process::{Command, Output};
 
@@ -20,10 +17,7 @@ fn refused(arguments: &[&str], variables: &[(&str, &str)], part: &str) {
     let output = kvrail(arguments, variables);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-    assert!(
-        said.starts_with("kvrail: ") && said.contains(part),
-        "{said}"
-    );
+    assert!(said.starts_with("kvrail: ") && said.contains(part), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(output.stdout.is_empty());
 }
@@ -33,39 +27,24 @@ fn wrong_arguments_are_refused_in_one_sentence() {
     refused(&["fly"], &[], "fly");
     refused(&["serve"], &[], "--pool is missing");
     refused(&["serve", "--pool=lots"], &[], "512MiB");
-    refused(
-        &["serve", "--pool=1MiB", "--lease-ttl=1s"],
-        &[],
-        "--lease-margin",
-    );
-    refused(
-        &["serve", "--pool=1MiB", "--config=absent.toml"],
-        &[],
-        "absent.toml",
-    );
+    refused(&["serve", "--pool=1MiB", "--lease-ttl=1s"], &[], "--lease-margin");
+    refused(&["serve", "--pool=1MiB", "--config=absent.toml"], &[], "absent.toml");
     refused(&["registry", "--listen=here"], &[], "--listen");
 }
 
 #[test]
 fn variables_are_read_and_named() {
     refused(&["serve"], &[("KVRAIL_POOL", "lots")], "KVRAIL_POOL");
-    refused(
-        &["registry"],
-        &[("KVRAIL_NODE_LEASE", "0s")],
-        "KVRAIL_NODE_LEASE",
-    );
+    refused(&["registry"], &[("KVRAIL_NODE_LEASE", "0s")], "KVRAIL_NODE_LEASE");
     let contradiction = [("KVRAIL_POOL", "1MiB"), ("KVRAIL_LEASE_MARGIN", "9s")];
     refused(&["serve"], &contradiction, "--lease-ttl and --lease-margin");
 }
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for arguments in [
-        &["--help"][..],
-        &["--version"],
-        &["serve", "--help"],
-        &["registry", "--help"],
-    ] {
+    for arguments in
+        [&["--help"][..], &["--version"], &["serve", "--help"], &["registry", "--help"]]
+    {
         let output = kvrail(arguments, &[]);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty() && !output.stdout.is_empty());

@@ -4,9 +4,11 @@ use std::fmt::Display;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::CliError;
@@ -42,9 +44,7 @@ pub fn end_with_parent(process: &ProcessConfig) -> Result<(), CliError> {
     if parent.map(Pid::as_raw_nonzero) == getppid().map(Pid::as_raw_nonzero) {
         Ok(())
     } else {
-        Err(CliError::failed(
-            "the parent process ended during the start",
-        ))
+        Err(CliError::failed("the parent process ended during the start"))
     }
 }
 
@@ -71,10 +71,7 @@ pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliE
         return Ok(());
     };
     let refused = |error: &dyn Display| {
-        CliError::usage(format!(
-            "--ready-file: {} cannot be written: {error}",
-            path.display()
-        ))
+        CliError::usage(format!("--ready-file: {} cannot be written: {error}", path.display()))
     };
     let directory = path
         .parent()
@@ -83,7 +80,56 @@ pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliE
     let line = serde_json::to_string(ready).map_err(|error| refused(&error))?;
     let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| refused(&error))?;
     writeln!(file, "{line}").map_err(|error| refused(&error))?;
-    file.persist(path)
-        .map(drop)
-        .map_err(|error| refused(&error.error))
+    file.persist(path).map(drop).map_err(|error| refused(&error.error))
+}
+
+/// The runtime of a process that serves. Two workers: its work is waiting, the data path has threads
+/// of its own.
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| CliError::failed(format!("cannot start the control threads: {error}")))
+}
+
+/// SIGINT and SIGTERM, caught from the moment that this is made.
+pub(super) struct Stop {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Stop {
+    pub(super) fn listen() -> Result<Self, CliError> {
+        let catch = |kind| {
+            signal(kind).map_err(|error| {
+                CliError::failed(format!("cannot catch the signals that end this process: {error}"))
+            })
+        };
+        let (interrupt, terminate) =
+            (catch(SignalKind::interrupt())?, catch(SignalKind::terminate())?);
+        Ok(Self { interrupt, terminate })
+    }
+
+    /// Waits for a signal: success; or for `failure`, a sentence that says what went wrong.
+    pub(super) async fn wait(
+        mut self,
+        failure: impl Future<Output = String>,
+    ) -> Result<ExitCode, CliError> {
+        tokio::select! {
+            _ = self.interrupt.recv() => Ok(ExitCode::SUCCESS),
+            _ = self.terminate.recv() => Ok(ExitCode::SUCCESS),
+            sentence = failure => Err(CliError::failed(sentence)),
+        }
+    }
+
+    /// From now on a signal ends the process at once. Sockets and memory go with it.
+    pub(super) fn exit_on_second() {
+        tokio::spawn(async {
+            if let Ok(stop) = Self::listen() {
+                stop.wait(std::future::pending()).await.ok();
+                std::process::exit(130);
+            }
+        });
+    }
 }

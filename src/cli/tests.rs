@@ -34,22 +34,13 @@ fn faults_of_the_caller_exit_with_2_and_others_with_1() {
     assert_eq!(CliError::usage("x").exit_code(), 2);
     assert_eq!(CliError::failed("x").exit_code(), 1);
     assert_eq!(
-        CliError::from(ConfigError::Missing {
-            setting: "--pool",
-            reason: "x"
-        })
-        .exit_code(),
+        CliError::from(ConfigError::Missing { setting: "--pool", reason: "x" }).exit_code(),
         2
     );
 }
 
 fn process(ready_file: Option<std::path::PathBuf>) -> ProcessConfig {
-    ProcessConfig {
-        metrics_listen: None,
-        log: "info".to_owned(),
-        ready_file,
-        parent_death: false,
-    }
+    ProcessConfig { metrics_listen: None, log: "info".to_owned(), ready_file, parent_death: false }
 }
 
 #[test]

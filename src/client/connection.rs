@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::ClientError;
-use crate::sys::fd_passing::{self, PassedFds};
 use crate::protocol::door::{HEADER_BYTES, Header, PoolSize, Reply, Request};
 use crate::runtime::deadline::Deadline;
+use crate::sys::fd_passing::{self, PassedFds};
 
 /// One connection: a request, then its reply, before the next request.
 #[derive(Debug)]
@@ -32,18 +32,10 @@ impl Connection {
                 io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => {
                     ClientError::NotASocket { path }
                 }
-                _ => ClientError::Io {
-                    action: "connect to the node's socket",
-                    source,
-                },
+                _ => ClientError::Io { action: "connect to the node's socket", source },
             }
         })?;
-        Ok(Self {
-            stream,
-            number: 0,
-            closed: false,
-            frame: Vec::new(),
-        })
+        Ok(Self { stream, number: 0, closed: false, frame: Vec::new() })
     }
 
     /// The first exchange: the pools and their files.
@@ -89,9 +81,7 @@ impl Connection {
         self.frame.clear();
         request.encode(self.number, &mut self.frame)?;
         let deadline = Deadline::after(within);
-        let reply = self
-            .write(deadline)
-            .and_then(|()| self.read(deadline, files));
+        let reply = self.write(deadline).and_then(|()| self.read(deadline, files));
         reply.map_err(|error| {
             self.close();
             match error {
@@ -102,10 +92,7 @@ impl Connection {
                     io::ErrorKind::UnexpectedEof
                     | io::ErrorKind::BrokenPipe
                     | io::ErrorKind::ConnectionReset => ClientError::Closed,
-                    _ => ClientError::Io {
-                        action: "talk to the node",
-                        source,
-                    },
+                    _ => ClientError::Io { action: "talk to the node", source },
                 },
                 Broken::Client(error) => error,
             }
@@ -184,9 +171,7 @@ fn retried(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
 }
 /// The time left, never zero, which a socket would take for "wait for ever".
 fn left(deadline: Deadline) -> Result<Duration, io::Error> {
-    deadline
-        .remaining()
-        .ok_or_else(|| io::ErrorKind::TimedOut.into())
+    deadline.remaining().ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
 /// Why an exchange failed, before its deadline and the system's words are made into sentences.

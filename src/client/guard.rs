@@ -23,12 +23,7 @@ pub struct Reservation<'c> {
 
 impl<'c> Reservation<'c> {
     pub(super) fn new(client: &'c Client, extent: Extent) -> Self {
-        Self {
-            client,
-            extent,
-            checksum: None,
-            published: false,
-        }
+        Self { client, extent, checksum: None, published: false }
     }
 
     /// Where it lies.
@@ -43,10 +38,7 @@ impl<'c> Reservation<'c> {
     /// [`ClientError::Length`] unless `bytes` has the block's length.
     pub fn fill(&mut self, bytes: &[u8]) -> Result<(), ClientError> {
         if bytes.len() != self.extent.len as usize {
-            return Err(ClientError::Length {
-                block: self.extent.len,
-                buffer: bytes.len(),
-            });
+            return Err(ClientError::Length { block: self.extent.len, buffer: bytes.len() });
         }
         self.write(0, bytes)?;
         self.checksum = Some(xxh3_64(bytes));
@@ -134,11 +126,7 @@ pub struct Held<'c> {
 
 impl<'c> Held<'c> {
     pub(super) fn new(client: &'c Client, hash: BlockHash, block: HeldBlock) -> Self {
-        Self {
-            client,
-            hash,
-            block,
-        }
+        Self { client, hash, block }
     }
 
     /// Its hash.
@@ -185,10 +173,7 @@ impl<'c> Held<'c> {
     /// where the bytes are not those that were saved: the buffer's content is of no use then.
     pub fn read_into(&self, buffer: &mut [u8]) -> Result<(), ClientError> {
         if buffer.len() != self.block.extent.len as usize {
-            return Err(ClientError::Length {
-                block: self.block.extent.len,
-                buffer: buffer.len(),
-            });
+            return Err(ClientError::Length { block: self.block.extent.len, buffer: buffer.len() });
         }
         let pool = self.client.pool(self.block.extent.pool)?;
         pool.read(self.block.extent.offset, buffer)?;
@@ -202,7 +187,6 @@ impl<'c> Held<'c> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.client
-            .dropped(|state| state.releases.push(self.block.hold));
+        self.client.dropped(|state| state.releases.push(self.block.hold));
     }
 }

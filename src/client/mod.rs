@@ -112,14 +112,8 @@ impl Client {
             .zip(files)
             .map(|(size, file)| {
                 Mapping::new(&file.into(), size.bytes)
-                    .map(|mapping| Pool {
-                        id: size.id,
-                        mapping,
-                    })
-                    .map_err(|source| ClientError::Io {
-                        action: "map a pool of the node",
-                        source,
-                    })
+                    .map(|mapping| Pool { id: size.id, mapping })
+                    .map_err(|source| ClientError::Io { action: "map a pool of the node", source })
             })
             .collect::<Result<_, _>>()?;
         Ok(Self {
@@ -146,14 +140,11 @@ impl Client {
     /// # Errors
     /// [`ClientError::Busy`] where there is none now; [`ClientError::Refused`] where there never is.
     pub fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reservation<'_>>, ClientError> {
-        let request = Request::Reserve {
-            sizes: sizes.to_vec(),
-        };
+        let request = Request::Reserve { sizes: sizes.to_vec() };
         match self.call(&request)? {
-            Reply::Reserved { extents } if extents.len() == sizes.len() => Ok(extents
-                .into_iter()
-                .map(|extent| Reservation::new(self, extent))
-                .collect()),
+            Reply::Reserved { extents } if extents.len() == sizes.len() => {
+                Ok(extents.into_iter().map(|extent| Reservation::new(self, extent)).collect())
+            }
             other => Err(self.unexpected(other)),
         }
     }
@@ -179,11 +170,7 @@ impl Client {
                 })
             })
             .collect::<Result<_, ClientError>>()?;
-        let request = Request::Publish {
-            namespace: *namespace,
-            pulled,
-            blocks: entries,
-        };
+        let request = Request::Publish { namespace: *namespace, pulled, blocks: entries };
         match self.call(&request)? {
             Reply::Published { outcomes } if outcomes.len() == blocks.len() => {
                 for (_, memory) in blocks {
@@ -206,11 +193,7 @@ impl Client {
         hashes: &[BlockHash],
         fetch: bool,
     ) -> Result<Vec<Acquired<'_>>, ClientError> {
-        let request = Request::Acquire {
-            namespace: *namespace,
-            fetch,
-            hashes: hashes.to_vec(),
-        };
+        let request = Request::Acquire { namespace: *namespace, fetch, hashes: hashes.to_vec() };
         match self.call(&request)? {
             Reply::Acquired { outcomes } if outcomes.len() == hashes.len() => Ok(outcomes
                 .into_iter()
@@ -236,10 +219,7 @@ impl Client {
         namespace: &Namespace,
         hashes: &[BlockHash],
     ) -> Result<u32, ClientError> {
-        let request = Request::FinishedSending {
-            namespace: *namespace,
-            hashes: hashes.to_vec(),
-        };
+        let request = Request::FinishedSending { namespace: *namespace, hashes: hashes.to_vec() };
         match self.call(&request)? {
             Reply::Done { count } => Ok(count),
             other => Err(self.unexpected(other)),
@@ -253,9 +233,8 @@ impl Client {
     /// What broke the call.
     pub fn flush(&self, within: Duration) -> Result<bool, ClientError> {
         let within = within.min(limits::DOOR_FLUSH_MAX);
-        let request = Request::Flush {
-            deadline_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX),
-        };
+        let request =
+            Request::Flush { deadline_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX) };
         match self.call_within(&request, within.saturating_add(self.timeout))? {
             Reply::Flushed { known } => Ok(known),
             other => Err(self.unexpected(other)),
@@ -300,10 +279,9 @@ impl Client {
             max: u32::try_from(max).unwrap_or(u32::MAX),
         };
         match self.call(&request)? {
-            Reply::Listed { next, entries } => Ok(ListPage {
-                entries,
-                next: (next != 0).then_some(next),
-            }),
+            Reply::Listed { next, entries } => {
+                Ok(ListPage { entries, next: (next != 0).then_some(next) })
+            }
             other => Err(self.unexpected(other)),
         }
     }
@@ -344,9 +322,9 @@ impl Client {
     /// What a reply means that is not the one that was asked for.
     fn unexpected(&self, reply: Reply) -> ClientError {
         match reply {
-            Reply::Busy { pause_ms } => ClientError::Busy {
-                pause: Duration::from_millis(pause_ms.into()),
-            },
+            Reply::Busy { pause_ms } => {
+                ClientError::Busy { pause: Duration::from_millis(pause_ms.into()) }
+            }
             Reply::Refused { sentence } => ClientError::Refused { sentence },
             _ => {
                 lock(&self.state).connection.close();
@@ -387,8 +365,7 @@ impl State {
         while !self.discards.is_empty() {
             let rest = self.discards.len().saturating_sub(limits::DOOR_BLOCKS_MAX);
             let extents = self.discards.split_off(rest);
-            self.connection
-                .call(&Request::Discard { extents }, within)?;
+            self.connection.call(&Request::Discard { extents }, within)?;
         }
         Ok(())
     }

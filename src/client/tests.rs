@@ -11,17 +11,11 @@ fn save(client: &Client, byte: u8, bytes: &[u8]) -> PublishOutcome {
     let len = u32::try_from(bytes.len()).unwrap();
     let mut memory = client.reserve(&[len]).unwrap().remove(0);
     memory.fill(bytes).unwrap();
-    client
-        .publish(&namespace(), vec![(hash(byte), memory)], false)
-        .unwrap()[0]
+    client.publish(&namespace(), vec![(hash(byte), memory)], false).unwrap()[0]
 }
 
 fn read(client: &Client, byte: u8, fetch: bool) -> Option<Vec<u8>> {
-    match client
-        .acquire(&namespace(), &[hash(byte)], fetch)
-        .unwrap()
-        .remove(0)
-    {
+    match client.acquire(&namespace(), &[hash(byte)], fetch).unwrap().remove(0) {
         Acquired::Ready(held) => {
             let mut bytes = vec![0; held.len() as usize];
             held.read_into(&mut bytes).unwrap();
@@ -34,10 +28,8 @@ fn read(client: &Client, byte: u8, fetch: bool) -> Option<Vec<u8>> {
 #[test]
 fn what_one_client_saves_another_one_reads() {
     let running = Running::start(POOL);
-    let (writer, reader) = (
-        Client::connect(&running.path()).unwrap(),
-        Client::connect(&running.path()).unwrap(),
-    );
+    let (writer, reader) =
+        (Client::connect(&running.path()).unwrap(), Client::connect(&running.path()).unwrap());
     assert_eq!(reader.pools()[0].bytes(), POOL);
     assert_eq!(save(&writer, 1, b"some bytes"), PublishOutcome::Stored);
     assert_eq!(read(&reader, 1, false).unwrap(), b"some bytes");
@@ -67,9 +59,7 @@ fn a_block_written_in_parts_has_the_checksum_of_the_whole() {
     memory.write(0, &bytes[..20_000]).unwrap();
     let beyond = memory.write(39_999, &[0, 0]).unwrap_err();
     assert_eq!(beyond.scope(), Scope::Request);
-    client
-        .publish(&namespace(), vec![(hash(1), memory)], false)
-        .unwrap();
+    client.publish(&namespace(), vec![(hash(1), memory)], false).unwrap();
     assert_eq!(read(&client, 1, false).unwrap(), bytes);
 }
 
@@ -87,10 +77,7 @@ fn changed_bytes_are_not_returned() {
     assert!(matches!(error, ClientError::Checksum { .. }), "{error}");
     assert!(matches!(
         held.read_into(&mut [0; 9]),
-        Err(ClientError::Length {
-            block: 10,
-            buffer: 9
-        })
+        Err(ClientError::Length { block: 10, buffer: 9 })
     ));
 }
 
@@ -129,9 +116,7 @@ fn a_full_pool_is_backpressure_and_an_impossible_size_is_refused() {
     client.reserve(&[1]).unwrap();
     let refused = client.reserve(&[u32::MAX / 4]).unwrap_err();
     assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
-    let many = client
-        .reserve(&[1; limits::DOOR_BLOCKS_MAX + 1])
-        .unwrap_err();
+    let many = client.reserve(&[1; limits::DOOR_BLOCKS_MAX + 1]).unwrap_err();
     assert!(matches!(many, ClientError::TooMany(_)), "{many}");
     client.stat().unwrap();
 }

@@ -26,10 +26,7 @@ impl Environment<'static> {
     /// This process's own.
     #[must_use]
     pub fn process() -> Self {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the one place that reads the environment"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
         Self(&|name| env::var_os(name))
     }
 }
@@ -48,9 +45,8 @@ impl<'a> Environment<'a> {
 
     /// Where a node's local door is unless it is told otherwise.
     pub(super) fn door(self) -> PathBuf {
-        let directory = self
-            .get("XDG_RUNTIME_DIR")
-            .map_or_else(|| PathBuf::from("/run"), PathBuf::from);
+        let directory =
+            self.get("XDG_RUNTIME_DIR").map_or_else(|| PathBuf::from("/run"), PathBuf::from);
         directory.join("kvrail.sock")
     }
 }
@@ -60,9 +56,7 @@ impl<'a> Environment<'a> {
 #[must_use]
 pub fn default_socket() -> PathBuf {
     let environment = Environment::process();
-    environment
-        .get("KVRAIL_SOCKET")
-        .map_or_else(|| environment.door(), PathBuf::from)
+    environment.get("KVRAIL_SOCKET").map_or_else(|| environment.door(), PathBuf::from)
 }
 
 /// Settings of one process: every field is optional, and `over` fills the gaps from a lower layer.
@@ -146,10 +140,7 @@ fn read<S: Settings>(path: &Path) -> Result<S, ConfigError> {
     let mut settings = S::default();
     for (key, value) in &table {
         if key == "config" || !names.contains(key) {
-            return Err(ConfigError::UnknownKey {
-                path: path.to_owned(),
-                key: key.clone(),
-            });
+            return Err(ConfigError::UnknownKey { path: path.to_owned(), key: key.clone() });
         }
         let origin = format!("{}, key {key}", path.display());
         let value = text_of(value).ok_or_else(|| ConfigError::Value {

@@ -94,9 +94,8 @@ impl RegistryConfig {
     /// As [`Self::load`].
     pub fn load_from(flags: RegistrySettings, from: Environment<'_>) -> Result<Self, ConfigError> {
         let settings = gather(flags, from)?;
-        let listen = settings
-            .listen
-            .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7071)));
+        let listen =
+            settings.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7071)));
         refuse_one_port(settings.metrics_listen, listen)?;
         Ok(Self {
             listen,

@@ -61,9 +61,7 @@ impl PeerConfig {
     /// What peers are told, once the listener is bound to `bound`.
     #[must_use]
     pub fn advertised(&self, bound: SocketAddr) -> HostPort {
-        self.advertise
-            .clone()
-            .unwrap_or_else(|| HostPort::from(bound))
+        self.advertise.clone().unwrap_or_else(|| HostPort::from(bound))
     }
 
     /// The name that holders know this node by, once the listener is bound to `bound`.
@@ -71,8 +69,7 @@ impl PeerConfig {
     /// # Errors
     /// The advertised address is no such name. It never happens after [`ServeConfig::load`].
     pub fn requester(&self, bound: SocketAddr) -> Result<RequesterId, crate::types::WordError> {
-        self.requester_id
-            .map_or_else(|| self.advertised(bound).as_str().parse(), Ok)
+        self.requester_id.map_or_else(|| self.advertised(bound).as_str().parse(), Ok)
     }
 }
 
@@ -146,9 +143,9 @@ impl ServeConfig {
             .iter()
             .try_fold(0_u64, |sum, pool| sum.checked_add(pool.size.0))
             .ok_or_else(|| ConfigError::Value {
-                origin: "--pool".to_owned(),
-                reason: "the pools together are more bytes than 64 bits can count".to_owned(),
-            })?;
+            origin: "--pool".to_owned(),
+            reason: "the pools together are more bytes than 64 bits can count".to_owned(),
+        })?;
         Ok(Self {
             store: store(&settings, bytes),
             lease: lease(&settings, bytes)?,
@@ -168,14 +165,10 @@ impl ServeConfig {
 }
 
 fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
-    let listen = settings
-        .listen
-        .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7070)));
-    if let (Some(url), true, None) = (
-        &settings.registry,
-        listen.ip().is_unspecified(),
-        &settings.advertise,
-    ) {
+    let listen = settings.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7070)));
+    if let (Some(url), true, None) =
+        (&settings.registry, listen.ip().is_unspecified(), &settings.advertise)
+    {
         return Err(ConfigError::Contradiction {
             first: "--registry",
             second: "--listen",
@@ -210,10 +203,7 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
         advertise: settings.advertise,
         node_id: settings.node_id,
         requester_id: settings.requester_id,
-        secret: settings
-            .cluster_secret_file
-            .map(ClusterSecret::read)
-            .transpose()?,
+        secret: settings.cluster_secret_file.map(ClusterSecret::read).transpose()?,
         streams: settings.streams.map_or(2, usize::from),
         transfer_timeout: settings.transfer_timeout.unwrap_or(Duration::from_secs(30)),
     })
@@ -248,10 +238,7 @@ fn door(settings: &ServeSettings, from: Environment<'_>) -> Result<DoorConfig, C
             ),
         });
     }
-    Ok(DoorConfig {
-        socket,
-        mode: settings.socket_mode.unwrap_or(SocketMode(0o600)),
-    })
+    Ok(DoorConfig { socket, mode: settings.socket_mode.unwrap_or(SocketMode(0o600)) })
 }
 
 fn memory(settings: &ServeSettings) -> Result<MemoryConfig, ConfigError> {
@@ -278,11 +265,7 @@ fn memory(settings: &ServeSettings) -> Result<MemoryConfig, ConfigError> {
         return Err(ConfigError::Contradiction {
             first: "--pool",
             second: "--huge-pages",
-            reason: format!(
-                "a pool of {} is no multiple of a page of {}",
-                odd.size,
-                Size(page)
-            ),
+            reason: format!("a pool of {} is no multiple of a page of {}", odd.size, Size(page)),
         });
     }
     let watermark_high = settings.watermark_high.unwrap_or(Percent::clamped(95));

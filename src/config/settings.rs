@@ -177,11 +177,7 @@ impl Settings for ServeSettings {
             advertise: self.advertise.or(lower.advertise),
             socket: self.socket.or(lower.socket),
             socket_mode: self.socket_mode.or(lower.socket_mode),
-            pool: if self.pool.is_empty() {
-                lower.pool
-            } else {
-                self.pool
-            },
+            pool: if self.pool.is_empty() { lower.pool } else { self.pool },
             huge_pages: self.huge_pages.or(lower.huge_pages),
             lock: self.lock.or(lower.lock),
             capacity: self.capacity.or(lower.capacity),

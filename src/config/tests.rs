@@ -56,10 +56,7 @@ fn a_node_needs_no_more_than_a_pool() {
     assert_eq!(config.process.log, "info");
     assert_eq!(config.process.metrics_listen, None);
     let bound = "10.0.0.7:7070".parse().unwrap();
-    assert_eq!(
-        config.peers.requester(bound).unwrap().as_str(),
-        "10.0.0.7:7070"
-    );
+    assert_eq!(config.peers.requester(bound).unwrap().as_str(), "10.0.0.7:7070");
 }
 
 #[test]
@@ -68,11 +65,7 @@ fn flags_win_over_variables_and_variables_over_the_file() {
     let table: [(&[&str], Variables<'_>, PolicyKind); 4] = [
         (&[], &[], PolicyKind::Aged),
         (&[], &[("KVRAIL_POLICY", "lru")], PolicyKind::Lru),
-        (
-            &["--policy=segmented"],
-            &[("KVRAIL_POLICY", "lru")],
-            PolicyKind::Segmented,
-        ),
+        (&["--policy=segmented"], &[("KVRAIL_POLICY", "lru")], PolicyKind::Segmented),
         (&[], &[("KVRAIL_POLICY", "")], PolicyKind::Aged),
     ];
     for (arguments, variables, policy) in table {
@@ -107,56 +100,26 @@ fn every_setting_can_be_given_in_each_of_the_three_places() {
     }
     let config = serve(
         &["--pool=1MiB"],
-        &[
-            ("KVRAIL_SOCKET", "a"),
-            ("KVRAIL_READY_FILE", "b"),
-            ("KVRAIL_FAULT", "c"),
-        ],
+        &[("KVRAIL_SOCKET", "a"), ("KVRAIL_READY_FILE", "b"), ("KVRAIL_FAULT", "c")],
     )
     .unwrap();
     assert_eq!(config.door.socket, PathBuf::from("a"));
     assert_eq!(config.process.ready_file, Some(PathBuf::from("b")));
     assert_eq!(config.fault.as_deref(), Some("c"));
-    let error = serve(&[], &[("KVRAIL_LEASE_TTL", "soon")])
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.starts_with("KVRAIL_LEASE_TTL: ") && error.contains("10s"),
-        "{error}"
-    );
-    let error = serve_with_file("lease-ttl = 'soon'", &[], &[])
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("key lease-ttl: ") && error.contains("10s"),
-        "{error}"
-    );
+    let error = serve(&[], &[("KVRAIL_LEASE_TTL", "soon")]).unwrap_err().to_string();
+    assert!(error.starts_with("KVRAIL_LEASE_TTL: ") && error.contains("10s"), "{error}");
+    let error = serve_with_file("lease-ttl = 'soon'", &[], &[]).unwrap_err().to_string();
+    assert!(error.contains("key lease-ttl: ") && error.contains("10s"), "{error}");
 }
 
 #[test]
 fn contradictions_are_refused_with_both_names() {
     let table: [(&[&str], &str, &str); 7] = [
-        (
-            &["--lease-ttl=2s", "--lease-margin=1s"],
-            "--lease-ttl",
-            "--lease-margin",
-        ),
+        (&["--lease-ttl=2s", "--lease-margin=1s"], "--lease-ttl", "--lease-margin"),
         (&["--lease-margin=5s"], "--lease-ttl", "--lease-margin"),
-        (
-            &["--watermark-low=95"],
-            "--watermark-low",
-            "--watermark-high",
-        ),
-        (
-            &["--watermark-high=50"],
-            "--watermark-low",
-            "--watermark-high",
-        ),
-        (
-            &["--registry=http://head:7071"],
-            "--registry",
-            "--advertise",
-        ),
+        (&["--watermark-low=95"], "--watermark-low", "--watermark-high"),
+        (&["--watermark-high=50"], "--watermark-low", "--watermark-high"),
+        (&["--registry=http://head:7071"], "--registry", "--advertise"),
         (&["--huge-pages=1GiB"], "--pool", "--huge-pages"),
         (
             &["--listen=127.0.0.1:7070", "--metrics-listen=127.0.0.1:7070"],
@@ -174,18 +137,9 @@ fn contradictions_are_refused_with_both_names() {
     }
     let long = format!("--advertise={}:7070", "h".repeat(64));
     let text = serve(&["--pool=1MiB", &long], &[]).unwrap_err().to_string();
-    assert!(
-        text.contains("--advertise") && text.contains("--requester-id"),
-        "{text}"
-    );
+    assert!(text.contains("--advertise") && text.contains("--requester-id"), "{text}");
     assert!(serve(&["--pool=1MiB", &long, "--requester-id=r"], &[]).is_ok());
-    assert!(
-        serve(
-            &["--pool=1MiB", "--lease-ttl=2001ms", "--lease-margin=1s"],
-            &[]
-        )
-        .is_ok()
-    );
+    assert!(serve(&["--pool=1MiB", "--lease-ttl=2001ms", "--lease-margin=1s"], &[]).is_ok());
 }
 
 #[test]
@@ -195,14 +149,8 @@ fn values_that_can_never_work_are_refused_with_the_setting() {
     let table: [(&[&str], &str); 6] = [
         (&[], "--pool"),
         (&["--pool=1MiB", "--advertise=0.0.0.0:7070"], "--advertise"),
-        (
-            &["--pool=1MiB", "--cluster-secret-file=/nonexistent/secret"],
-            "--cluster-secret-file",
-        ),
-        (
-            &["--pool=1MiB", "--config=/nonexistent/kvrail.toml"],
-            "--config",
-        ),
+        (&["--pool=1MiB", "--cluster-secret-file=/nonexistent/secret"], "--cluster-secret-file"),
+        (&["--pool=1MiB", "--config=/nonexistent/kvrail.toml"], "--config"),
         (&["--pool=1MiB", &long], "--socket"),
         (&[&many], "--pool"),
     ];
@@ -227,10 +175,7 @@ fn files_are_refused_with_what_is_wrong_in_them() {
     ];
     for (text, part) in table {
         let error = serve_with_file(text, &[], &[]).unwrap_err().to_string();
-        assert!(
-            error.contains(part) && !error.contains('\n'),
-            "{text:?}: {error}"
-        );
+        assert!(error.contains(part) && !error.contains('\n'), "{text:?}: {error}");
     }
 }
 
@@ -241,10 +186,7 @@ fn a_secret_is_read_once_and_never_shown() {
     let flag = format!("--cluster-secret-file={}", path.display());
     fs::write(&path, "0123456789abcdef\n").unwrap();
     let config = serve(&["--pool=1MiB", &flag], &[]).unwrap();
-    assert_eq!(
-        config.peers.secret.as_ref().unwrap().as_bytes(),
-        b"0123456789abcdef"
-    );
+    assert_eq!(config.peers.secret.as_ref().unwrap().as_bytes(), b"0123456789abcdef");
     assert!(!format!("{config:?}").contains("0123456789"));
     fs::write(&path, "short").unwrap();
     assert!(serve(&["--pool=1MiB", &flag], &[]).is_err());
@@ -286,36 +228,16 @@ fn sizes_are_exact_or_refused() {
 fn other_values_are_taken_or_refused() {
     let pool = "30GiB@numa=1".parse::<PoolSpec>().unwrap();
     assert_eq!((pool.size, pool.numa), (Size(30 << 30), Some(1)));
-    for text in [
-        "",
-        "1KiB",
-        "1GiB@",
-        "1GiB@numa",
-        "1GiB@numa=x",
-        "1GiB@node=1",
-    ] {
+    for text in ["", "1KiB", "1GiB@", "1GiB@numa", "1GiB@numa=x", "1GiB@node=1"] {
         assert!(text.parse::<PoolSpec>().is_err(), "{text:?}");
     }
     for text in ["h:1", "10.0.0.7:7070", "[fd00::7]:7070"] {
         assert!(text.parse::<HostPort>().is_ok(), "{text:?}");
     }
-    for text in [
-        "",
-        "h",
-        ":1",
-        "h:0",
-        "h:65536",
-        "fd00::7:1",
-        "http://h:1",
-        "h h:1",
-        "[x]:1",
-    ] {
+    for text in ["", "h", ":1", "h:0", "h:65536", "fd00::7:1", "http://h:1", "h h:1", "[x]:1"] {
         assert!(text.parse::<HostPort>().is_err(), "{text:?}");
     }
-    assert_eq!(
-        "http://h:1/".parse::<RegistryUrl>().unwrap().as_str(),
-        "http://h:1"
-    );
+    assert_eq!("http://h:1/".parse::<RegistryUrl>().unwrap().as_str(), "http://h:1");
     for text in ["h:1", "https://h:1", "http://h", "http://h:1/x"] {
         assert!(text.parse::<RegistryUrl>().is_err(), "{text:?}");
     }
@@ -346,21 +268,13 @@ fn a_registry_has_defaults_and_refuses_one_port_for_two() {
 /// printed where it does not.
 fn documented<S: Args>(command: &str) {
     let heading = format!("\n`kvrail {command}`:\n\n");
-    let (_, table) = include_str!("../../README.md")
-        .split_once(&heading)
-        .unwrap();
+    let (_, table) = include_str!("../../README.md").split_once(&heading).unwrap();
     let table = table.split("\n\n").next().unwrap();
     let all = S::augment_args(Command::new("settings"));
     let mut missing = Vec::new();
-    for argument in all
-        .get_arguments()
-        .filter(|argument| !argument.is_hide_set())
-    {
+    for argument in all.get_arguments().filter(|argument| !argument.is_hide_set()) {
         let name = argument.get_long().unwrap();
-        let help = argument
-            .get_help()
-            .map(ToString::to_string)
-            .unwrap_or_default();
+        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
         assert!(help.len() > 10, "--{name} of {command} has no help");
         assert!(!help.contains('|'), "--{name}: a bar ends a table's cell");
         let line = format!("| `--{name}` | `{}` | {help} |", variable(name));
@@ -369,10 +283,7 @@ fn documented<S: Args>(command: &str) {
         }
     }
     let table = missing.join("\n");
-    assert!(
-        missing.is_empty(),
-        "README.md lacks these lines under `{command}`:\n{table}"
-    );
+    assert!(missing.is_empty(), "README.md lacks these lines under `{command}`:\n{table}");
 }
 
 #[test]

@@ -78,24 +78,17 @@ impl FromStr for PoolSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (size, options) = text
-            .split_once('@')
-            .map_or((text, None), |(size, options)| (size, Some(options)));
+        let (size, options) =
+            text.split_once('@').map_or((text, None), |(size, options)| (size, Some(options)));
         let size = size.parse::<Size>()?;
         if size.0 < Self::BYTES_MIN {
-            return Err(format!(
-                "a pool has at least {}, got {text:?}",
-                Size(Self::BYTES_MIN)
-            ));
+            return Err(format!("a pool has at least {}, got {text:?}", Size(Self::BYTES_MIN)));
         }
         let numa = options
             .map(|options| {
-                options
-                    .strip_prefix("numa=")
-                    .and_then(|node| node.parse().ok())
-                    .ok_or_else(|| {
-                        format!("after @ a pool takes numa=NODE, as in 30GiB@numa=1; got {text:?}")
-                    })
+                options.strip_prefix("numa=").and_then(|node| node.parse().ok()).ok_or_else(|| {
+                    format!("after @ a pool takes numa=NODE, as in 30GiB@numa=1; got {text:?}")
+                })
             })
             .transpose()?;
         Ok(Self { size, numa })
@@ -148,9 +141,7 @@ impl HostPort {
     /// Whether it names no host in particular (`0.0.0.0`, `[::]`), so that nobody can connect to it.
     #[must_use]
     pub fn is_unspecified(&self) -> bool {
-        self.0
-            .parse::<SocketAddr>()
-            .is_ok_and(|address| address.ip().is_unspecified())
+        self.0.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified())
     }
 }
 
@@ -165,9 +156,7 @@ impl FromStr for HostPort {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let good = text.rsplit_once(':').is_some_and(|(host, port)| {
-            let bare = host
-                .strip_prefix('[')
-                .and_then(|host| host.strip_suffix(']'));
+            let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
             let host_fits = bare.map_or_else(
                 || !host.is_empty() && !host.contains([':', '/', '@']),
                 |host| host.parse::<std::net::Ipv6Addr>().is_ok(),
@@ -294,11 +283,7 @@ impl ClusterSecret {
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(source) => {
-                return Err(ConfigError::Unreadable {
-                    setting: SETTING,
-                    path,
-                    source,
-                });
+                return Err(ConfigError::Unreadable { setting: SETTING, path, source });
             }
         };
         let secret = bytes.trim_ascii();
@@ -348,21 +333,14 @@ pub struct ProcessConfig {
 /// # Errors
 /// The sentence that refuses `text`.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .ok()
-        .filter(|span| !span.is_zero())
-        .ok_or_else(|| {
-            format!("a time is a number above 0 with its unit, such as 10s or 1500ms; got {text:?}")
-        })
+    humantime::parse_duration(text).ok().filter(|span| !span.is_zero()).ok_or_else(|| {
+        format!("a time is a number above 0 with its unit, such as 10s or 1500ms; got {text:?}")
+    })
 }
 
 /// A filter that `tracing-subscriber` takes.
 pub(super) fn log_filter(text: &str) -> Result<String, String> {
-    tracing_subscriber::EnvFilter::try_new(text)
-        .map(|_filter| text.to_owned())
-        .map_err(|error| {
-            format!(
-                "a log filter is a level or target=level,…, such as info; got {text:?}: {error}"
-            )
-        })
+    tracing_subscriber::EnvFilter::try_new(text).map(|_filter| text.to_owned()).map_err(|error| {
+        format!("a log filter is a level or target=level,…, such as info; got {text:?}: {error}")
+    })
 }

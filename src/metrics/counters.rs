@@ -169,9 +169,7 @@ impl Counters {
                 self.lent_blocks.increment(blocks);
                 self.lent_bytes.increment(bytes);
             }
-            Event::LeaseEnded {
-                end, blocks, bytes, ..
-            } => {
+            Event::LeaseEnded { end, blocks, bytes, .. } => {
                 self.leases_ended.add(end, 1);
                 self.returned_blocks.increment(blocks);
                 self.returned_bytes.increment(bytes);
@@ -179,15 +177,10 @@ impl Counters {
             Event::LendRefused { reason, blocks } => self.lend_refused.add(reason, blocks),
             Event::CompletionReplayed => self.completions_replayed.increment(1),
             Event::CompletionRefused => self.completions_refused.increment(1),
-            Event::TransferSucceeded {
-                blocks,
-                bytes,
-                took,
-            } => {
+            Event::TransferSucceeded { blocks, bytes, took } => {
                 self.transferred_blocks.increment(blocks);
                 self.transferred_bytes.increment(bytes);
-                self.transfer_nanos
-                    .observe(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+                self.transfer_nanos.observe(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
             }
             Event::TransferFailed { blocks, scope } => self.transfer_failed.add(scope, blocks),
             Event::ChecksumMismatch => self.checksum_mismatches.increment(1),

@@ -25,27 +25,15 @@ pub struct Family {
 }
 
 const fn counter(name: &'static str, help: &'static str) -> Family {
-    Family {
-        name,
-        kind: Kind::Counter,
-        help,
-    }
+    Family { name, kind: Kind::Counter, help }
 }
 
 const fn gauge(name: &'static str, help: &'static str) -> Family {
-    Family {
-        name,
-        kind: Kind::Gauge,
-        help,
-    }
+    Family { name, kind: Kind::Gauge, help }
 }
 
 const fn histogram(name: &'static str, help: &'static str) -> Family {
-    Family {
-        name,
-        kind: Kind::Histogram,
-        help,
-    }
+    Family { name, kind: Kind::Histogram, help }
 }
 
 /// The metrics of `kvrail serve`.
@@ -55,18 +43,9 @@ pub const FAMILIES: [Family; 41] = [
         "Blocks that became resident, by {origin}: saved or fetched",
     ),
     counter("kvrail_inserted_bytes_total", "Their bytes, by {origin}"),
-    counter(
-        "kvrail_evicted_blocks_total",
-        "Blocks evicted, by the {rank} they had",
-    ),
-    counter(
-        "kvrail_evicted_bytes_total",
-        "Bytes that evictions reclaimed",
-    ),
-    counter(
-        "kvrail_refetched_blocks_total",
-        "Blocks fetched again within 60 s of their eviction",
-    ),
+    counter("kvrail_evicted_blocks_total", "Blocks evicted, by the {rank} they had"),
+    counter("kvrail_evicted_bytes_total", "Bytes that evictions reclaimed"),
+    counter("kvrail_refetched_blocks_total", "Blocks fetched again within 60 s of their eviction"),
     counter(
         "kvrail_rank_moves_total",
         "Changes of a resident's rank, by {direction}: raised or lowered",
@@ -83,14 +62,8 @@ pub const FAMILIES: [Family; 41] = [
         "kvrail_local_miss_blocks_total",
         "Blocks that local readers asked for and this node did not hold",
     ),
-    counter(
-        "kvrail_pool_busy_total",
-        "Reservations that found no memory",
-    ),
-    counter(
-        "kvrail_pool_busy_bytes_total",
-        "Bytes that those reservations asked for",
-    ),
+    counter("kvrail_pool_busy_total", "Reservations that found no memory"),
+    counter("kvrail_pool_busy_bytes_total", "Bytes that those reservations asked for"),
     counter("kvrail_leases_granted_total", "Leases granted to peers"),
     counter("kvrail_lent_blocks_total", "Blocks lent under them"),
     counter("kvrail_lent_bytes_total", "Bytes lent under them"),
@@ -98,14 +71,8 @@ pub const FAMILIES: [Family; 41] = [
         "kvrail_leases_ended_total",
         "Leases ended, by {end}: completed, aborted, expired or superseded",
     ),
-    counter(
-        "kvrail_returned_blocks_total",
-        "Blocks that ended leases gave back",
-    ),
-    counter(
-        "kvrail_returned_bytes_total",
-        "Bytes that ended leases gave back",
-    ),
+    counter("kvrail_returned_blocks_total", "Blocks that ended leases gave back"),
+    counter("kvrail_returned_bytes_total", "Bytes that ended leases gave back"),
     counter(
         "kvrail_lend_refused_blocks_total",
         "Resident blocks that were not lent, by {reason}: quota, pins or draining",
@@ -127,10 +94,7 @@ pub const FAMILIES: [Family; 41] = [
         "kvrail_transfer_failed_blocks_total",
         "Blocks that did not arrive, by the {scope} of the fault: local, path, peer or request",
     ),
-    histogram(
-        "kvrail_transfer_seconds",
-        "Time from a lend request to the last byte",
-    ),
+    histogram("kvrail_transfer_seconds", "Time from a lend request to the last byte"),
     counter(
         "kvrail_checksum_mismatches_total",
         "Blocks that arrived with other bytes than their holder's checksum says",
@@ -159,34 +123,16 @@ pub const FAMILIES: [Family; 41] = [
         "kvrail_registry_owners",
         "Owners of an announced block, this node among them, as the registry answered",
     ),
-    gauge(
-        "kvrail_store_info",
-        "1 for the {policy} that the store runs",
-    ),
+    gauge("kvrail_store_info", "1 for the {policy} that the store runs"),
     gauge("kvrail_residents", "Blocks held now, by {rank}"),
-    gauge(
-        "kvrail_pinned_residents",
-        "Blocks that a lease or a local reader keeps from eviction",
-    ),
-    gauge(
-        "kvrail_rank_max",
-        "Highest rank of a block held now, 0 where none is",
-    ),
+    gauge("kvrail_pinned_residents", "Blocks that a lease or a local reader keeps from eviction"),
+    gauge("kvrail_rank_max", "Highest rank of a block held now, 0 where none is"),
     gauge("kvrail_pool_used_bytes", "Bytes of a {pool} in use"),
     gauge("kvrail_pool_size_bytes", "Bytes of a {pool}"),
-    gauge(
-        "kvrail_peer_connections",
-        "Connections to peers that are up",
-    ),
+    gauge("kvrail_peer_connections", "Connections to peers that are up"),
     gauge("kvrail_requester_leases", "Leases that a {requester} holds"),
-    gauge(
-        "kvrail_requester_leased_bytes",
-        "Bytes that a {requester} holds under leases",
-    ),
-    gauge(
-        "kvrail_registry_up",
-        "1 while the registry answers this node, else 0",
-    ),
+    gauge("kvrail_requester_leased_bytes", "Bytes that a {requester} holds under leases"),
+    gauge("kvrail_registry_up", "1 while the registry answers this node, else 0"),
 ];
 
 /// The metrics of `kvrail registry`.
@@ -219,10 +165,8 @@ pub(super) fn describe(recorder: &impl Recorder, families: &[Family]) {
 }
 
 fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
-    let labels: Vec<Label> = labels
-        .iter()
-        .map(|(label, value)| Label::new(*label, (*value).to_owned()))
-        .collect();
+    let labels: Vec<Label> =
+        labels.iter().map(|(label, value)| Label::new(*label, (*value).to_owned())).collect();
     Key::from_parts(name, labels)
 }
 

@@ -29,10 +29,7 @@ impl<const N: usize> FixedHistogram<N> {
     /// Counts one value. Relaxed: a scrape may see the count before the sum; each is right by itself.
     pub(super) fn observe(&self, value: u64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
-        self.counts
-            .get(bucket)
-            .unwrap_or(&self.above)
-            .fetch_add(1, Ordering::Relaxed);
+        self.counts.get(bucket).unwrap_or(&self.above).fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
@@ -50,10 +47,7 @@ impl<const N: usize> FixedHistogram<N> {
         }
         total = total.saturating_add(self.above.load(Ordering::Relaxed));
         let sum = self.sum.load(Ordering::Relaxed) as f64 / unit;
-        append(
-            &mut text,
-            format_args!("{name}_bucket{{le=\"+Inf\"}} {total}"),
-        );
+        append(&mut text, format_args!("{name}_bucket{{le=\"+Inf\"}} {total}"));
         append(&mut text, format_args!("{name}_sum {sum}"));
         append(&mut text, format_args!("{name}_count {total}\n"));
         out.push_str(&text);
@@ -77,11 +71,7 @@ mod tests {
             histogram.observe(value);
         }
         let mut text = String::new();
-        let family = Family {
-            name: "h",
-            kind: Kind::Histogram,
-            help: "what",
-        };
+        let family = Family { name: "h", kind: Kind::Histogram, help: "what" };
         histogram.render(&mut text, &family, 10.0);
         assert_eq!(
             text,

@@ -7,9 +7,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 use super::families::{REGISTRY_FAMILIES, counter_of, describe, gauge_of};
 use crate::event::RegistryCall;
-
-/// Owner counts that are told apart; the last stands for itself and more.
-const OWNERS_SHOWN: usize = 8;
+use crate::limits::OWNERS_SHOWN;
 
 /// A registry's state at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

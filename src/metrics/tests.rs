@@ -12,43 +12,25 @@ fn after(event: Event) -> Option<Event> {
     let (blocks, bytes) = (3, 300);
     let (call, scope) = (RegistryCall::Plan, Scope::Path);
     Some(match event {
-        Event::Inserted { .. } => Event::Evicted {
-            rank: EvictionRank::LAST,
-            bytes,
-        },
-        Event::Evicted { .. } => Event::RankMoved {
-            from: EvictionRank::FIRST,
-            to: EvictionRank::LAST,
-        },
-        Event::RankMoved { .. } => Event::AlreadyResident {
-            cause: ResidentCause::PartialHit,
-        },
+        Event::Inserted { .. } => Event::Evicted { rank: EvictionRank::LAST, bytes },
+        Event::Evicted { .. } => {
+            Event::RankMoved { from: EvictionRank::FIRST, to: EvictionRank::LAST }
+        }
+        Event::RankMoved { .. } => Event::AlreadyResident { cause: ResidentCause::PartialHit },
         Event::AlreadyResident { .. } => Event::LocalHits { blocks },
         Event::LocalHits { .. } => Event::LocalMisses { blocks },
         Event::LocalMisses { .. } => Event::RefetchedAfterEviction,
         Event::RefetchedAfterEviction => Event::PoolBusy { bytes },
-        Event::PoolBusy { .. } => Event::LeaseGranted {
-            requester,
-            blocks,
-            bytes,
-        },
-        Event::LeaseGranted { .. } => Event::LeaseEnded {
-            requester,
-            end: LeaseEnd::Expired,
-            blocks,
-            bytes,
-        },
-        Event::LeaseEnded { .. } => Event::LendRefused {
-            reason: LendRefusal::Quota,
-            blocks,
-        },
+        Event::PoolBusy { .. } => Event::LeaseGranted { requester, blocks, bytes },
+        Event::LeaseGranted { .. } => {
+            Event::LeaseEnded { requester, end: LeaseEnd::Expired, blocks, bytes }
+        }
+        Event::LeaseEnded { .. } => Event::LendRefused { reason: LendRefusal::Quota, blocks },
         Event::LendRefused { .. } => Event::CompletionReplayed,
         Event::CompletionReplayed => Event::CompletionRefused,
-        Event::CompletionRefused => Event::TransferSucceeded {
-            blocks,
-            bytes,
-            took: Duration::from_millis(2),
-        },
+        Event::CompletionRefused => {
+            Event::TransferSucceeded { blocks, bytes, took: Duration::from_millis(2) }
+        }
         Event::TransferSucceeded { .. } => Event::TransferFailed { blocks, scope },
         Event::TransferFailed { .. } => Event::ChecksumMismatch,
         Event::ChecksumMismatch => Event::StaleCompletion,
@@ -58,19 +40,13 @@ fn after(event: Event) -> Option<Event> {
         Event::ProtocolViolation => Event::RegistryAnswered { call },
         Event::RegistryAnswered { .. } => Event::RegistryFailed { call },
         Event::RegistryFailed { .. } => Event::OwnersSeen { owners: 2 },
-        Event::OwnersSeen { .. } => Event::StoreStarted {
-            policy: PolicyKind::Aged,
-        },
+        Event::OwnersSeen { .. } => Event::StoreStarted { policy: PolicyKind::Aged },
         Event::StoreStarted { .. } => return None,
     })
 }
 
 fn every_event() -> impl Iterator<Item = Event> {
-    let first = Event::Inserted {
-        rank: EvictionRank::FIRST,
-        bytes: 100,
-        fetched: true,
-    };
+    let first = Event::Inserted { rank: EvictionRank::FIRST, bytes: 100, fetched: true };
     std::iter::successors(Some(first), |event| after(*event))
 }
 
@@ -88,10 +64,7 @@ fn values(text: &str) -> BTreeMap<String, f64> {
 /// The family that a series belongs to.
 fn family_of(series: &str) -> &str {
     let name = series.split('{').next().unwrap();
-    ["_bucket", "_sum", "_count"]
-        .iter()
-        .find_map(|part| name.strip_suffix(part))
-        .unwrap_or(name)
+    ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name)
 }
 
 fn busy_snapshot() -> GaugeSnapshot {
@@ -117,11 +90,7 @@ fn every_event_moves_a_metric() {
         let sink = MetricsSink::new();
         let before = values(&sink.render(&GaugeSnapshot::default()));
         sink.emit(event);
-        assert_ne!(
-            before,
-            values(&sink.render(&GaugeSnapshot::default())),
-            "{event:?}"
-        );
+        assert_ne!(before, values(&sink.render(&GaugeSnapshot::default())), "{event:?}");
     }
 }
 
@@ -129,29 +98,18 @@ fn every_event_moves_a_metric() {
 fn every_label_value_has_its_own_series() {
     let sink = MetricsSink::new();
     for end in LeaseEnd::ALL {
-        sink.emit(Event::LeaseEnded {
-            requester: RequesterIndex(0),
-            end,
-            blocks: 1,
-            bytes: 1,
-        });
+        sink.emit(Event::LeaseEnded { requester: RequesterIndex(0), end, blocks: 1, bytes: 1 });
     }
     for rank in EvictionRank::all() {
         sink.emit(Event::Evicted { rank, bytes: 1 });
     }
-    sink.emit(Event::RankMoved {
-        from: EvictionRank::LAST,
-        to: EvictionRank::FIRST,
-    });
+    sink.emit(Event::RankMoved { from: EvictionRank::LAST, to: EvictionRank::FIRST });
     let values = values(&sink.render(&GaugeSnapshot::default()));
     assert_eq!(values["kvrail_leases_ended_total{end=\"superseded\"}"], 1.0);
     assert_eq!(values["kvrail_evicted_blocks_total{rank=\"1\"}"], 1.0);
     assert_eq!(values["kvrail_evicted_blocks_total{rank=\"31\"}"], 1.0);
     assert_eq!(values["kvrail_evicted_bytes_total"], 31.0);
-    assert_eq!(
-        values["kvrail_rank_moves_total{direction=\"lowered\"}"],
-        1.0
-    );
+    assert_eq!(values["kvrail_rank_moves_total{direction=\"lowered\"}"], 1.0);
     assert_eq!(values["kvrail_rank_moves_total{direction=\"raised\"}"], 0.0);
 }
 
@@ -168,15 +126,8 @@ fn no_metric_is_dead_or_unlisted() {
     }
     for family in FAMILIES {
         let sum = sums.remove(family.name);
-        assert!(
-            sum.is_some_and(|sum| sum > 0.0),
-            "nothing moves {}",
-            family.name
-        );
-        assert!(
-            text.contains(&format!("# HELP {} {}", family.name, family.help)),
-            "{text}"
-        );
+        assert!(sum.is_some_and(|sum| sum > 0.0), "nothing moves {}", family.name);
+        assert!(text.contains(&format!("# HELP {} {}", family.name, family.help)), "{text}");
     }
     assert!(sums.is_empty(), "not in FAMILIES: {sums:?}");
 }
@@ -192,14 +143,8 @@ fn a_requester_that_holds_nothing_goes_to_zero() {
 #[test]
 fn the_highest_rank_is_the_last_that_has_residents() {
     let sink = MetricsSink::new();
-    assert_eq!(
-        values(&sink.render(&GaugeSnapshot::default()))["kvrail_rank_max"],
-        0.0
-    );
-    assert_eq!(
-        values(&sink.render(&busy_snapshot()))["kvrail_rank_max"],
-        3.0
-    );
+    assert_eq!(values(&sink.render(&GaugeSnapshot::default()))["kvrail_rank_max"], 0.0);
+    assert_eq!(values(&sink.render(&busy_snapshot()))["kvrail_rank_max"], 3.0);
 }
 
 #[test]
@@ -212,10 +157,7 @@ fn no_registry_metric_is_dead_or_unlisted() {
     };
     let values = values(&metrics.render(&now));
     assert_eq!(values["kvrail_registry_blocks{owners=\"8\"}"], 9.0);
-    assert_eq!(
-        values["kvrail_registry_served_total{call=\"heartbeat\"}"],
-        4.0
-    );
+    assert_eq!(values["kvrail_registry_served_total{call=\"heartbeat\"}"], 4.0);
     let names: std::collections::BTreeSet<&str> = values.keys().map(|key| family_of(key)).collect();
     let listed = REGISTRY_FAMILIES.iter().map(|family| family.name).collect();
     assert_eq!(names, listed);

@@ -126,10 +126,7 @@ mod tests {
 
     fn any_key() -> impl Strategy<Value = BlockKey> {
         (any::<u64>(), prop::collection::vec(any::<u8>(), 1..=32)).prop_map(|(namespace, hash)| {
-            BlockKey {
-                namespace: NamespaceId(namespace),
-                hash: BlockHash::new(&hash).unwrap(),
-            }
+            BlockKey { namespace: NamespaceId(namespace), hash: BlockHash::new(&hash).unwrap() }
         })
     }
 
@@ -155,10 +152,8 @@ mod tests {
 
     #[test]
     fn one_key_has_this_encoding() {
-        let key = BlockKey {
-            namespace: NamespaceId(0x0102),
-            hash: BlockHash::new(&[7, 8]).unwrap(),
-        };
+        let key =
+            BlockKey { namespace: NamespaceId(0x0102), hash: BlockHash::new(&[7, 8]).unwrap() };
         assert_eq!(encode_keys(&[key]), [2, 1, 0, 0, 0, 0, 0, 0, 2, 7, 8]);
     }
 
@@ -177,9 +172,7 @@ mod tests {
             RegistryError::Superseded,
             RegistryError::Late,
             refused("r".to_owned()),
-            RegistryError::Full {
-                reason: "f".to_owned(),
-            },
+            RegistryError::Full { reason: "f".to_owned() },
         ] {
             assert_eq!(error_of(&status_of(&error)), error);
         }

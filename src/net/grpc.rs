@@ -27,10 +27,7 @@ pub struct RegistryTimeouts {
 
 impl Default for RegistryTimeouts {
     fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(1),
-            call: Duration::from_secs(2),
-        }
+        Self { connect: Duration::from_secs(1), call: Duration::from_secs(2) }
     }
 }
 
@@ -99,9 +96,7 @@ fn batch_message(batch: Batch<'_>) -> Result<wire::Batch, RegistryError> {
 }
 
 fn nonsense(reason: &str) -> RegistryError {
-    RegistryError::Nonsense {
-        reason: reason.to_owned(),
-    }
+    RegistryError::Nonsense { reason: reason.to_owned() }
 }
 
 /// A plan as it came, checked: every segment within the positions asked, in order, and of a known
@@ -131,11 +126,7 @@ fn plan_of(reply: wire::PlanReply, asked: usize) -> Result<Plan, RegistryError> 
         }
         end = from + len;
         covered += len;
-        segments.push(Segment {
-            owner,
-            first,
-            count,
-        });
+        segments.push(Segment { owner, first, count });
     }
     let asked = u64::try_from(asked).unwrap_or(u64::MAX);
     if end > asked || covered + u64::from(reply.missing) != asked {
@@ -188,10 +179,7 @@ impl OwnerRegistry for GrpcRegistry {
             if reply.owners.len() != batch.keys.len() {
                 return Err(nonsense("not one count for each key"));
             }
-            Ok(Announced {
-                registry: RegistryEpoch(reply.registry_epoch),
-                owners: reply.owners,
-            })
+            Ok(Announced { registry: RegistryEpoch(reply.registry_epoch), owners: reply.owners })
         })
     }
 
@@ -203,10 +191,7 @@ impl OwnerRegistry for GrpcRegistry {
             if !reply.sole.iter().all(within) {
                 return Err(nonsense("a position that was not asked"));
             }
-            Ok(Withdrawn {
-                registry: RegistryEpoch(reply.registry_epoch),
-                sole: reply.sole,
-            })
+            Ok(Withdrawn { registry: RegistryEpoch(reply.registry_epoch), sole: reply.sole })
         })
     }
 

@@ -14,7 +14,9 @@ use crate::protocol::door::{
 };
 use crate::runtime::door::{self, DoorService, Page, PoolHandle, Publish, ReserveError};
 use crate::store::{Found, PinError, ResidentView};
-use crate::types::{BlockHash, BlockKey, Extent, Namespace, NamespaceId, ResidentCause, ResidentId};
+use crate::types::{
+    BlockHash, BlockKey, Extent, Namespace, NamespaceId, ResidentCause, ResidentId,
+};
 
 /// Names of namespaces that local engines have told, so that people can read them. Bounded: names
 /// beyond it are shown by their numbers.
@@ -142,8 +144,7 @@ impl DoorService for Inner {
             })
             .collect();
         if fetch && !misses.is_empty() {
-            let wanted: Vec<_> =
-                misses.iter().filter_map(|at| hashes.get(*at)).copied().collect();
+            let wanted: Vec<_> = misses.iter().filter_map(|at| hashes.get(*at)).copied().collect();
             let fetched = self.fetcher.fetch(namespace, &wanted).await;
             for (at, got) in misses.iter().zip(fetched) {
                 if let Some(outcome) = outcomes.get_mut(*at) {
@@ -199,10 +200,8 @@ impl DoorService for Inner {
             let room = u32::try_from(max - page.entries.len()).unwrap_or(u32::MAX);
             cursor = self.residency.store.list(at, room, &mut views);
             page.entries.extend(
-                views
-                    .iter()
-                    .filter(|view| wanted.is_none_or(|id| view.key.namespace == id))
-                    .map(|view| ListEntry {
+                views.iter().filter(|view| wanted.is_none_or(|id| view.key.namespace == id)).map(
+                    |view| ListEntry {
                         namespace: view.key.namespace,
                         name: names.get(&view.key.namespace).copied(),
                         hash: view.key.hash,
@@ -210,7 +209,8 @@ impl DoorService for Inner {
                         bytes: view.payload.extent.len,
                         pins: view.pins,
                         requesters: u16::try_from(view.requesters).unwrap_or(u16::MAX),
-                    }),
+                    },
+                ),
             );
         }
         page.next = cursor.map_or(0, u64::from);

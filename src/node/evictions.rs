@@ -72,10 +72,7 @@ mod tests {
                 hash: BlockHash::new(&name.to_le_bytes()).unwrap(),
             },
             id: ResidentId { slot: 0, generation: Generation(1) },
-            payload: Payload {
-                extent: Extent { pool: PoolId(0), offset: 0, len: 1 },
-                checksum: 0,
-            },
+            payload: Payload { extent: Extent { pool: PoolId(0), offset: 0, len: 1 }, checksum: 0 },
             rank: EvictionRank::FIRST,
         }
     }

@@ -45,13 +45,15 @@ use crate::runtime::announce::{
 };
 use crate::runtime::clock::Clock;
 use crate::runtime::data::{self, DataHandle, PeerSnapshot};
-use crate::runtime::door::{DoorOptions, DoorServer};
+use crate::runtime::door::Door;
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
 use crate::tcp::{TcpConfig, TcpFabric};
-use crate::types::{BlockKey, Namespace, NamespaceId, NodeId};
+use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, RequesterId};
+use tokio::sync::oneshot;
+
 use fetcher::Fetcher;
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
@@ -72,13 +74,15 @@ pub struct NodeSnapshot {
     pub report: StatReport,
     /// Peers and leases.
     pub peers: PeerSnapshot,
+    /// Whether the registry answered the last call.
+    pub registry_up: bool,
 }
 
 /// What the node's threads and tasks share.
 #[derive(Debug)]
 pub struct Inner {
     identity: NodeIdentity,
-    requester: String,
+    requester: RequesterId,
     transport: &'static str,
     registry_name: String,
     residency: Arc<Residency>,
@@ -93,7 +97,8 @@ pub struct Inner {
 pub struct Node {
     inner: Arc<Inner>,
     listen: SocketAddr,
-    door: DoorServer,
+    stop_door: oneshot::Sender<()>,
+    door: tokio::task::JoinHandle<()>,
     announcer: Announcer,
     reclaimer: Reclaimer,
     data: JoinHandle<Result<(), FabricError>>,
@@ -128,26 +133,17 @@ impl Node {
         clock: Clock,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, NodeError> {
-        let pools = options
-            .pools
-            .iter()
-            .map(HostPool::create)
-            .collect::<Result<Vec<_>, _>>()?;
-        let store = StoreConfig { capacity: options.capacity, policy: options.policy };
-        let store = Arc::new(Store::new(store, Arc::clone(&sink))?);
-        let watermarks = options.watermarks;
-        let residency =
-            Residency::new(Arc::clone(&store), pools, watermarks, clock, Arc::clone(&sink));
-        let residency = Arc::new(residency);
+        // First, so that a second node at the same place takes no memory.
+        let door = Door::bind(&options.socket, options.socket_mode)?;
+        let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-
-        let fabric = TcpFabric::new(&TcpConfig {
+        let fabric = TcpFabric::new(TcpConfig {
             listen: Some(options.listen),
             streams: options.streams,
             ..TcpConfig::default()
         })?;
         let listen = fabric.local_addr().unwrap_or(options.listen);
-        let fabric = Faulty::new(fabric, options.fault);
+        let transport = fabric.capabilities().transport;
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
             Some(requester) => requester,
@@ -158,17 +154,10 @@ impl Node {
             None => NodeId(random()?),
         };
         let identity = NodeIdentity { node, epoch: clock.epoch(), address };
-        let local = LocalNode {
-            node,
-            epoch: clock.epoch(),
-            requester,
-            secret: SecretKey::derive(&options.secret),
-            regions: Vec::new(),
-            nonce_seed: random()?,
-        };
         let (registry, registry_name) = registry(&options.registry, clock)?;
-        let transport = fabric.capabilities().transport;
-        let (data, thread) = start_data(fabric, local, &options, &residency, Arc::clone(&sink))?;
+        let fabric = Faulty::new(fabric, options.fault);
+        let local = local_node(&identity, requester, &options.secret)?;
+        let (data, thread) = start_data(fabric, local, &options, &residency)?;
         let announcer = Announcer::spawn(AnnouncerParts {
             registry: Arc::clone(&registry),
             identity: identity.clone(),
@@ -178,21 +167,25 @@ impl Node {
             options: AnnounceOptions::default(),
         });
         residency.connect(announcer.handle(), reclaimer.waker());
-        let fetcher = Fetcher::new(node, registry, data.clone(), clock, sink);
+        let fetcher = Arc::new(Fetcher::new(node, registry, data.clone(), clock, sink));
         let inner = Arc::new(Inner {
             identity,
-            requester: requester.to_string(),
+            requester,
             transport,
             registry_name,
             residency,
-            fetcher: Arc::new(fetcher),
+            fetcher,
             data,
             announcer: announcer.handle(),
             names: Mutex::default(),
         });
-        let door = DoorOptions { path: options.socket, mode: options.socket_mode };
-        let door = DoorServer::start(door, Arc::clone(&inner))?;
-        Ok(Self { inner, listen, door, announcer, reclaimer, data: thread })
+        let (stop_door, stopped) = oneshot::channel::<()>();
+        let serving = door.serve(Arc::clone(&inner), async move {
+            // A node that is dropped stops its door as one that shuts down does.
+            stopped.await.ok();
+        });
+        let door = tokio::spawn(serving);
+        Ok(Self { inner, listen, stop_door, door, announcer, reclaimer, data: thread })
     }
 
     /// Where peers connect.
@@ -207,12 +200,22 @@ impl Node {
         &self.inner
     }
 
+    /// Ends when the node can serve no more, with what went wrong.
+    pub async fn failed(&self) -> String {
+        self.inner.data.closed().await;
+        "the data thread has ended: peers cannot be served any more".to_owned()
+    }
+
     /// Stops: no new leases, out of the registry, connections closed, threads joined.
     pub async fn shutdown(self) {
         // A data thread that is gone needs no order to drain.
-        drop(self.inner.data.drain());
+        self.inner.data.drain().ok();
         self.announcer.shutdown(true, STOP_TIMEOUT).await;
-        self.door.shutdown(STOP_TIMEOUT).await;
+        // A door that has ended needs no order to.
+        self.stop_door.send(()).ok();
+        if tokio::time::timeout(STOP_TIMEOUT, self.door).await.is_err() {
+            tracing::warn!("local clients did not leave in time");
+        }
         self.inner.data.stop();
         let data = self.data;
         match tokio::task::spawn_blocking(move || data.join()).await {
@@ -238,7 +241,7 @@ impl Inner {
             node: NodeStat {
                 id: self.identity.node.to_string(),
                 epoch: self.identity.epoch.0,
-                requester: self.requester.clone(),
+                requester: self.requester.to_string(),
                 address: self.identity.address.clone(),
                 policy: self.residency.store.config().policy.kind.to_string(),
                 transport: self.transport.to_owned(),
@@ -275,7 +278,13 @@ impl Inner {
                 })
                 .collect(),
         };
-        NodeSnapshot { report, peers }
+        NodeSnapshot { report, peers, registry_up: announcer.connected }
+    }
+
+    /// Whether the registry answered the last call.
+    #[must_use]
+    pub fn registry_up(&self) -> bool {
+        self.announcer.state().connected
     }
 
     /// Whether the data thread still runs.
@@ -284,13 +293,40 @@ impl Inner {
     }
 }
 
+/// Memory and residents, empty.
+fn residency(
+    options: &NodeOptions,
+    clock: Clock,
+    sink: Arc<dyn EventSink>,
+) -> Result<Residency, NodeError> {
+    let pools = options.pools.iter().map(HostPool::create).collect::<Result<Vec<_>, _>>()?;
+    let config = StoreConfig { capacity: options.capacity, policy: options.policy };
+    let store = Arc::new(Store::new(config, Arc::clone(&sink))?);
+    Ok(Residency::new(store, pools, options.watermarks, clock, sink))
+}
+
+/// How this node introduces itself; its regions are added as they are registered.
+fn local_node(
+    identity: &NodeIdentity,
+    requester: RequesterId,
+    secret: &[u8],
+) -> Result<LocalNode, NodeError> {
+    Ok(LocalNode {
+        node: identity.node,
+        epoch: identity.epoch,
+        requester,
+        secret: SecretKey::derive(secret),
+        regions: Vec::new(),
+        nonce_seed: random()?,
+    })
+}
+
 /// Registers the pools and starts the data thread.
 fn start_data(
     mut fabric: Faulty<TcpFabric>,
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
-    sink: Arc<dyn EventSink>,
 ) -> Result<(DataHandle<SocketAddr>, JoinHandle<Result<(), FabricError>>), NodeError> {
     let mut regions = Vec::with_capacity(residency.pools.len());
     for pool in &residency.pools {
@@ -308,6 +344,7 @@ fn start_data(
         },
     };
     let store = Arc::clone(&residency.store);
+    let sink = Arc::clone(&residency.sink);
     let peers = Peers::new(local, config, fabric.capabilities(), store, sink)?;
     let landing = NodeLanding { residency: Arc::clone(residency), regions };
     data::spawn(fabric, peers, landing, residency.clock).map_err(NodeError::Thread)

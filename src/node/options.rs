@@ -9,7 +9,7 @@ use crate::lease::{LeaseConfig, LeaseConfigError};
 use crate::memory::{PoolError, PoolOptions, Watermarks};
 use crate::policy::Policy;
 use crate::registry::RegistryError;
-use crate::runtime::door::DoorError;
+use crate::runtime::door::BindError;
 use crate::sim::fault::FaultSpec;
 use crate::store::StoreConfigError;
 use crate::types::{NodeId, RequesterId, WordError};
@@ -80,12 +80,14 @@ pub enum NodeError {
     Lease(#[from] LeaseConfigError),
     /// The local door.
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Door(#[from] BindError),
     /// The registry's address.
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The advertised address is no name for a requester.
-    #[error("the advertised address cannot name this node as a requester ({0}): set --requester-id")]
+    #[error(
+        "the advertised address cannot name this node as a requester ({0}): set --requester-id"
+    )]
     Requester(#[source] WordError),
     /// No thread could be started.
     #[error("cannot start a thread ({0}): raise the limit on processes (ulimit -u)")]

@@ -249,11 +249,7 @@ impl Residency {
         }
     }
 
-    pub(super) fn evictions_since(
-        &self,
-        sequence: u64,
-        max: usize,
-    ) -> Vec<EvictedBlock> {
+    pub(super) fn evictions_since(&self, sequence: u64, max: usize) -> Vec<EvictedBlock> {
         lock(&self.evictions).since(sequence, max)
     }
 

@@ -37,10 +37,7 @@ pub struct DirectoryOptions {
 
 impl Default for DirectoryOptions {
     fn default() -> Self {
-        Self {
-            lease: Duration::from_secs(10),
-            keys_max: 32 << 20,
-        }
+        Self { lease: Duration::from_secs(10), keys_max: 32 << 20 }
     }
 }
 
@@ -55,6 +52,8 @@ pub struct DirectoryStats {
     pub owners: u64,
     /// Memory of the keys and owners, bytes.
     pub bytes: u64,
+    /// Keys by the number of their owners: 1 first, the last for that many and more.
+    pub by_owners: [u64; limits::OWNERS_SHOWN],
 }
 
 #[derive(Debug)]
@@ -68,10 +67,16 @@ struct Shard {
     table: HashTable<Entry>,
     owners: u64,
     spilled: u64,
+    by_owners: [u64; limits::OWNERS_SHOWN],
 }
 
 fn wide(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+/// Where a key with so many owners is counted; `None` without owners.
+fn shown(owners: u64) -> Option<usize> {
+    usize::try_from(owners).unwrap_or(usize::MAX).min(limits::OWNERS_SHOWN).checked_sub(1)
 }
 
 impl Shard {
@@ -79,6 +84,11 @@ impl Shard {
     fn account(&mut self, before: (u64, u64), after: (u64, u64)) {
         self.owners = self.owners.wrapping_add(after.0).wrapping_sub(before.0);
         self.spilled = self.spilled.wrapping_add(after.1).wrapping_sub(before.1);
+        for (owners, change) in [(before.0, u64::MAX), (after.0, 1)] {
+            if let Some(keys) = shown(owners).and_then(|at| self.by_owners.get_mut(at)) {
+                *keys = keys.wrapping_add(change);
+            }
+        }
     }
 }
 
@@ -129,11 +139,7 @@ impl Directory {
         check_address(&node.address)?;
         let lease = self.options.lease;
         let number = lock(&self.nodes).heartbeat(node, heartbeat, now, lease)?;
-        Ok(Registration {
-            registry: self.epoch,
-            number,
-            lease,
-        })
+        Ok(Registration { registry: self.epoch, number, lease })
     }
 
     /// Adds the node to the owners of each key.
@@ -143,13 +149,9 @@ impl Directory {
     /// [`RegistryError::Refused`] (too long); then nothing changed.
     pub fn announce(&self, batch: Batch<'_>, now: Timestamp) -> Result<Announced, RegistryError> {
         let keys = batch.keys.iter();
-        let owners = self.apply(batch, now, |sender| {
-            keys.map(|key| self.add(key, sender)).collect()
-        })?;
-        Ok(Announced {
-            registry: self.epoch,
-            owners,
-        })
+        let owners =
+            self.apply(batch, now, |sender| keys.map(|key| self.add(key, sender)).collect())?;
+        Ok(Announced { registry: self.epoch, owners })
     }
 
     /// Removes the node from the owners of each key.
@@ -164,10 +166,7 @@ impl Directory {
                 .map(|(position, _)| position)
                 .collect()
         })?;
-        Ok(Withdrawn {
-            registry: self.epoch,
-            sole,
-        })
+        Ok(Withdrawn { registry: self.epoch, sole })
     }
 
     fn apply<T>(
@@ -203,12 +202,8 @@ impl Directory {
         }
         let candidate = |slot: usize| candidates.get(slot)?.as_ref();
         let load = |slot| candidate(slot).map(|c| c.load).unwrap_or_default();
-        let mut plan = Plan {
-            registry: self.epoch,
-            owners: Vec::new(),
-            segments: Vec::new(),
-            missing: 0,
-        };
+        let mut plan =
+            Plan { registry: self.epoch, owners: Vec::new(), segments: Vec::new(), missing: 0 };
         let mut slots: Vec<usize> = Vec::new();
         let mut covered = 0;
         for (slot, segment) in plan::split(&lists, load, query.choice) {
@@ -242,20 +237,23 @@ impl Directory {
         };
         let before = shard.owners;
         let (mut owners, mut spilled) = (0, 0);
+        let mut by_owners = [0; limits::OWNERS_SHOWN];
         shard.table.retain(|entry| {
             entry.owners.retain(|owner| floor.is_live(owner));
             let size = size(&entry.owners);
             owners += size.0;
             spilled += size.1;
+            if let Some(keys) = shown(size.0).and_then(|at| by_owners.get_mut(at)) {
+                *keys += 1;
+            }
             size.0 > 0
         });
         if shard.table.len() < shard.table.capacity() / 4 {
-            shard
-                .table
-                .shrink_to_fit(|entry| self.hasher.hash_one(entry.key));
+            shard.table.shrink_to_fit(|entry| self.hasher.hash_one(entry.key));
         }
         shard.owners = owners;
         shard.spilled = spilled;
+        shard.by_owners = by_owners;
         before - owners
     }
 
@@ -271,6 +269,7 @@ impl Directory {
             stats.keys += wide(shard.table.len());
             stats.owners += shard.owners;
             stats.bytes += wide(shard.table.allocation_size()) + shard.spilled;
+            stats.by_owners.iter_mut().zip(shard.by_owners).for_each(|(sum, keys)| *sum += keys);
         }
         stats
     }
@@ -295,10 +294,9 @@ impl Directory {
         let mut entry = match shard.table.entry(hash, same, rehash) {
             TableEntry::Occupied(entry) => entry,
             TableEntry::Vacant(_) if !room => return 0,
-            TableEntry::Vacant(entry) => entry.insert(Entry {
-                key: *key,
-                owners: Owners::default(),
-            }),
+            TableEntry::Vacant(entry) => {
+                entry.insert(Entry { key: *key, owners: Owners::default() })
+            }
         };
         let owners = &mut entry.get_mut().owners;
         let before = size(owners);
@@ -310,9 +308,7 @@ impl Directory {
 
     /// Removes the sender and dead owners; returns how many are left.
     fn remove(&self, key: &BlockKey, sender: &Sender) -> usize {
-        self.keep(key, |owner| {
-            owner != sender.reference && sender.floor.is_live(owner)
-        })
+        self.keep(key, |owner| owner != sender.reference && sender.floor.is_live(owner))
     }
 
     fn keep(&self, key: &BlockKey, keep: impl Fn(OwnerRef) -> bool) -> usize {

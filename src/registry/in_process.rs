@@ -19,9 +19,7 @@ pub struct InProcess {
 
 impl fmt::Debug for InProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InProcess")
-            .field("epoch", &self.directory.epoch())
-            .finish_non_exhaustive()
+        f.debug_struct("InProcess").field("epoch", &self.directory.epoch()).finish_non_exhaustive()
     }
 }
 
@@ -31,10 +29,7 @@ impl InProcess {
         directory: Arc<Directory>,
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
     ) -> Self {
-        Self {
-            directory,
-            now: Arc::new(now),
-        }
+        Self { directory, now: Arc::new(now) }
     }
 
     /// The directory.

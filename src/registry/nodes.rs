@@ -127,24 +127,15 @@ impl NodeTable {
         now: Timestamp,
     ) -> Result<Sender, RegistryError> {
         let floor = self.floor(now);
-        let slot = self
-            .by_id
-            .get(&batch.node)
-            .and_then(|at| self.slots.get(*at));
-        let slot = slot
-            .filter(|slot| slot.live)
-            .ok_or(RegistryError::UnknownNode)?;
+        let slot = self.by_id.get(&batch.node).and_then(|at| self.slots.get(*at));
+        let slot = slot.filter(|slot| slot.live).ok_or(RegistryError::UnknownNode)?;
         if slot.identity.epoch > batch.epoch {
             return Err(RegistryError::Superseded);
         }
         if slot.identity.epoch < batch.epoch || slot.reference.get() != batch.registration {
             return Err(RegistryError::UnknownNode);
         }
-        Ok(Sender {
-            reference: slot.reference,
-            lane: Arc::clone(&slot.lane),
-            floor,
-        })
+        Ok(Sender { reference: slot.reference, lane: Arc::clone(&slot.lane), floor })
     }
 
     /// Registers, renews or ends; returns the registration's number, 0 after a leave.
@@ -190,11 +181,8 @@ impl NodeTable {
         identity: &NodeIdentity,
         known: Option<usize>,
     ) -> Result<usize, RegistryError> {
-        let usable = |at: &usize| {
-            self.slots
-                .get(*at)
-                .is_some_and(|slot| slot.live || slot.usable())
-        };
+        let usable =
+            |at: &usize| self.slots.get(*at).is_some_and(|slot| slot.live || slot.usable());
         if let Some(at) = known.filter(usable) {
             return Ok(at);
         }
@@ -226,10 +214,7 @@ impl NodeTable {
 
 fn full() -> RegistryError {
     RegistryError::Full {
-        reason: format!(
-            "it knows {} live nodes, which is its limit",
-            limits::REGISTRY_NODES_MAX
-        ),
+        reason: format!("it knows {} live nodes, which is its limit", limits::REGISTRY_NODES_MAX),
     }
 }
 
@@ -254,11 +239,7 @@ mod tests {
     fn identity(node: u32, epoch: u64) -> NodeIdentity {
         let mut id = [0; 16];
         id[..4].copy_from_slice(&node.to_le_bytes());
-        NodeIdentity {
-            node: NodeId(id),
-            epoch: NodeEpoch(epoch),
-            address: format!("node{node}:1"),
-        }
+        NodeIdentity { node: NodeId(id), epoch: NodeEpoch(epoch), address: format!("node{node}:1") }
     }
 
     fn here(table: &mut NodeTable, node: u32, at: u64) -> Result<u32, RegistryError> {
@@ -273,10 +254,7 @@ mod tests {
         for node in 0..max {
             here(&mut table, node, u64::from(node != 7)).unwrap();
         }
-        assert!(matches!(
-            here(&mut table, max, 5),
-            Err(RegistryError::Full { .. })
-        ));
+        assert!(matches!(here(&mut table, max, 5), Err(RegistryError::Full { .. })));
         let old = table.slots[7].reference;
         // At 10 s the lease of node 7 alone has run out.
         let new = here(&mut table, max, 10).unwrap();

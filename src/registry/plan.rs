@@ -15,10 +15,7 @@ pub(super) struct OwnerLists {
 
 impl OwnerLists {
     pub(super) fn with_capacity(positions: usize) -> Self {
-        Self {
-            flat: Vec::with_capacity(positions),
-            ends: Vec::with_capacity(positions),
-        }
+        Self { flat: Vec::with_capacity(positions), ends: Vec::with_capacity(positions) }
     }
 
     /// Adds the next position.
@@ -28,18 +25,14 @@ impl OwnerLists {
     }
 
     fn at(&self, position: usize) -> &[usize] {
-        let start = position
-            .checked_sub(1)
-            .and_then(|before| self.ends.get(before).copied())
-            .unwrap_or(0);
+        let start =
+            position.checked_sub(1).and_then(|before| self.ends.get(before).copied()).unwrap_or(0);
         let end = self.ends.get(position).copied().unwrap_or(start);
         self.flat.get(start..end).unwrap_or_default()
     }
 
     fn reach(&self, owner: usize, first: usize) -> usize {
-        (first..self.ends.len())
-            .take_while(|position| self.at(*position).contains(&owner))
-            .count()
+        (first..self.ends.len()).take_while(|position| self.at(*position).contains(&owner)).count()
     }
 }
 
@@ -67,11 +60,7 @@ pub(super) fn split(
         let (Ok(first), Ok(len)) = (u32::try_from(position), u32::try_from(count)) else {
             break;
         };
-        let segment = Segment {
-            owner: 0,
-            first,
-            count: len,
-        };
+        let segment = Segment { owner: 0, first, count: len };
         runs.push((owner, segment));
         position += count;
     }
@@ -86,10 +75,8 @@ fn pick(
     choice: u64,
 ) -> Option<(usize, usize)> {
     let owners = lists.at(position);
-    let mut pool: Vec<_> = owners
-        .iter()
-        .map(|owner| (*owner, lists.reach(*owner, position)))
-        .collect();
+    let mut pool: Vec<_> =
+        owners.iter().map(|owner| (*owner, lists.reach(*owner, position))).collect();
     let farthest = pool.iter().map(|(_, reach)| *reach).max()?;
     pool.retain(|(_, reach)| *reach >= farthest - farthest / 4);
     let seed = mix(choice, u64::try_from(position).ok()?);

@@ -133,19 +133,13 @@ impl Registryd {
         listener: TcpListener,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), RegistrydError> {
-        let service = Service::new(
-            Arc::clone(&self.directory),
-            Arc::clone(&self.calls),
-            self.clock,
-        );
+        let service =
+            Service::new(Arc::clone(&self.directory), Arc::clone(&self.calls), self.clock);
         let service = OwnerRegistryServer::new(service)
             .max_decoding_message_size(limits::REGISTRY_MESSAGE_BYTES_MAX)
             .max_encoding_message_size(limits::REGISTRY_MESSAGE_BYTES_MAX);
-        let incoming = Incoming::new(
-            listener,
-            self.options.connections_max,
-            self.options.handshake_timeout,
-        );
+        let incoming =
+            Incoming::new(listener, self.options.connections_max, self.options.handshake_timeout);
         let (stopping, mut stopped) = watch::channel(false);
         let signal = async move {
             shutdown.await;

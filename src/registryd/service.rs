@@ -58,11 +58,7 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) const fn new(directory: Arc<Directory>, calls: Arc<Calls>, clock: Clock) -> Self {
-        Self {
-            directory,
-            calls,
-            clock,
-        }
+        Self { directory, calls, clock }
     }
 
     fn answer<T>(
@@ -79,31 +75,24 @@ impl Service {
     }
 
     fn on_heartbeat(&self, request: HeartbeatRequest) -> Result<HeartbeatReply, RegistryError> {
-        let refused = |reason: &str| RegistryError::Refused {
-            reason: reason.to_owned(),
-        };
+        let refused = |reason: &str| RegistryError::Refused { reason: reason.to_owned() };
         let presence = match wire::Presence::try_from(request.presence) {
             Ok(wire::Presence::Here) => Presence::Here,
             Ok(wire::Presence::Afresh) => Presence::Afresh,
             Ok(wire::Presence::Leaving) => Presence::Leaving,
             Err(_unknown) => return Err(refused("a presence is 0, 1 or 2")),
         };
-        let identity = request
-            .identity
-            .ok_or_else(|| refused("a heartbeat needs the node's identity"))?;
+        let identity =
+            request.identity.ok_or_else(|| refused("a heartbeat needs the node's identity"))?;
         let node = NodeIdentity {
             node: decode_node(&identity.node)?,
             epoch: NodeEpoch(identity.epoch),
             address: identity.address,
         };
-        let load = Load {
-            outstanding_bytes: request.outstanding_bytes,
-            pause_ms: request.pause_ms,
-        };
+        let load =
+            Load { outstanding_bytes: request.outstanding_bytes, pause_ms: request.pause_ms };
         let heartbeat = Heartbeat { presence, load };
-        let standing = self
-            .directory
-            .heartbeat(&node, heartbeat, self.clock.now())?;
+        let standing = self.directory.heartbeat(&node, heartbeat, self.clock.now())?;
         Ok(HeartbeatReply {
             registry_epoch: standing.registry.0,
             number: standing.number,
@@ -188,10 +177,7 @@ impl OwnerRegistry for Service {
     ) -> Result<Response<AnnounceReply>, Status> {
         let reply = Self::with_batch(request.get_ref(), |batch| {
             let answer = self.directory.announce(batch, self.clock.now())?;
-            Ok(AnnounceReply {
-                registry_epoch: answer.registry.0,
-                owners: answer.owners,
-            })
+            Ok(AnnounceReply { registry_epoch: answer.registry.0, owners: answer.owners })
         });
         self.answer(RegistryCall::Announce, reply)
     }
@@ -202,10 +188,7 @@ impl OwnerRegistry for Service {
     ) -> Result<Response<WithdrawReply>, Status> {
         let reply = Self::with_batch(request.get_ref(), |batch| {
             let answer = self.directory.withdraw(batch, self.clock.now())?;
-            Ok(WithdrawReply {
-                registry_epoch: answer.registry.0,
-                sole: answer.sole,
-            })
+            Ok(WithdrawReply { registry_epoch: answer.registry.0, sole: answer.sole })
         });
         self.answer(RegistryCall::Withdraw, reply)
     }

@@ -17,9 +17,8 @@ impl Clock {
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this is where clocks are read")]
     pub fn start() -> Self {
-        let wall = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or(Duration::ZERO);
+        let wall =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         Self {
             origin: Instant::now(),
             epoch: NodeEpoch(u64::try_from(wall.as_micros()).unwrap_or(u64::MAX)),

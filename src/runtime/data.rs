@@ -12,10 +12,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
+use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
 use crate::types::{BlockHash, NamespaceId, NodeId, Scope};
 
@@ -58,11 +59,17 @@ pub struct Stopped;
 pub struct DataHandle<E> {
     commands: Sender<Command<E>>,
     waker: Arc<dyn Wake>,
+    /// Closed with the thread.
+    alive: watch::Receiver<bool>,
 }
 
 impl<E> Clone for DataHandle<E> {
     fn clone(&self) -> Self {
-        Self { commands: self.commands.clone(), waker: Arc::clone(&self.waker) }
+        Self {
+            commands: self.commands.clone(),
+            waker: Arc::clone(&self.waker),
+            alive: self.alive.clone(),
+        }
     }
 }
 
@@ -105,7 +112,12 @@ impl<E> DataHandle<E> {
     /// Closes all connections and ends the thread.
     pub fn stop(&self) {
         // Where the thread is gone already there is nothing to stop.
-        let _ = self.send(Command::Stop);
+        self.send(Command::Stop).ok();
+    }
+
+    /// Done when the thread has ended, for whatever reason.
+    pub async fn closed(&self) {
+        self.alive.clone().wait_for(|alive| !alive).await.ok();
     }
 
     fn send(&self, command: Command<E>) -> Result<(), Stopped> {
@@ -132,7 +144,8 @@ where
     L::Memory: Send,
 {
     let (commands, inbox) = channel();
-    let handle = DataHandle { commands, waker: fabric.waker() };
+    let (living, alive) = watch::channel(true);
+    let handle = DataHandle { commands, waker: fabric.waker(), alive };
     let thread = DataThread {
         fabric,
         peers,
@@ -145,7 +158,10 @@ where
         reads: ReadBatch::default(),
         stopping: false,
     };
-    let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(|| thread.run())?;
+    let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(move || {
+        let _living = living;
+        thread.run()
+    })?;
     Ok((handle, join))
 }
 
@@ -197,6 +213,9 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 Command::Fetch { node, endpoint, namespace, hashes, answer } => {
                     let id = FetchId(self.next_fetch);
                     self.next_fetch += 1;
+                    if self.endpoints.len() >= limits::CONNECTIONS_MAX {
+                        self.endpoints.clear();
+                    }
                     self.endpoints.insert(node, endpoint);
                     self.answers.insert(id, answer);
                     let request = FetchRequest { id, node, namespace, hashes };
@@ -208,7 +227,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                         leases: self.peers.lease_usage().collect(),
                     };
                     // An asker that is gone needs no answer.
-                    let _ = answer.send(snapshot);
+                    answer.send(snapshot).ok();
                 }
                 Command::Drain => self.peers.drain(),
                 Command::Stop => {
@@ -254,7 +273,9 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 self.peers.handle_connecting(node, result, self.clock.now());
             }
             // A connection that closed meanwhile says so by its own event.
-            Output::Admit { connection } => drop(self.fabric.admit(connection)),
+            Output::Admit { connection } => {
+                self.fabric.admit(connection).ok();
+            }
             Output::Send { connection, start, end } => {
                 let sent = self.fabric.send(connection, self.peers.message(start, end));
                 if let Err(error) = sent {

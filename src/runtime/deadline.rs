@@ -21,9 +21,7 @@ impl Deadline {
     #[must_use]
     pub fn remaining(self) -> Option<Duration> {
         match self.0 {
-            Some(end) => end
-                .checked_duration_since(Instant::now())
-                .filter(|left| !left.is_zero()),
+            Some(end) => end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()),
             None => Some(Duration::MAX),
         }
     }

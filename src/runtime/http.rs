@@ -8,6 +8,7 @@
 use std::fmt::Debug;
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,13 +33,16 @@ pub const DEADLINE: Duration = Duration::from_secs(5);
 /// Wait after an accept that failed for want of file descriptors, before the next one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// An answer that may have to ask another thread first.
+pub type Observation<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// What a process tells about itself.
 pub trait Observed: Send + Sync + Debug {
     /// Its metrics in Prometheus' text format.
-    fn render(&self) -> String;
+    fn render(&self) -> Observation<'_, String>;
 
     /// Whether it does its work, and what there is to say about it.
-    fn health(&self) -> (bool, serde_json::Value);
+    fn health(&self) -> Observation<'_, (bool, serde_json::Value)>;
 }
 
 /// Answers until `shutdown` ends. `/health` is 200 where the process is healthy and 503 where not.
@@ -79,9 +83,7 @@ async fn serve_within(
             Ok((stream, _from)) => {
                 let router = router.clone();
                 tokio::spawn(async move {
-                    tokio::time::timeout(deadline, answer(stream, router))
-                        .await
-                        .ok();
+                    tokio::time::timeout(deadline, answer(stream, router)).await.ok();
                     drop(place);
                 });
             }
@@ -119,20 +121,13 @@ async fn answer(stream: TcpStream, router: Router) {
 }
 
 async fn metrics(State(observed): State<Arc<dyn Observed>>) -> Response {
-    let kind = [(
-        header::CONTENT_TYPE,
-        "text/plain; version=0.0.4; charset=utf-8",
-    )];
-    (kind, observed.render()).into_response()
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, observed.render().await).into_response()
 }
 
 async fn health(State(observed): State<Arc<dyn Observed>>) -> Response {
-    let (healthy, body) = observed.health();
-    let status = if healthy {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
+    let (healthy, body) = observed.health().await;
+    let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let kind = [(header::CONTENT_TYPE, "application/json")];
     (status, kind, body.to_string()).into_response()
 }
@@ -151,13 +146,15 @@ mod tests {
     struct Sick(AtomicBool);
 
     impl Observed for Sick {
-        fn render(&self) -> String {
-            "up 1\n".to_owned()
+        fn render(&self) -> Observation<'_, String> {
+            Box::pin(async { "up 1\n".to_owned() })
         }
 
-        fn health(&self) -> (bool, serde_json::Value) {
-            let healthy = !self.0.load(Ordering::Relaxed);
-            (healthy, serde_json::json!({ "healthy": healthy }))
+        fn health(&self) -> Observation<'_, (bool, serde_json::Value)> {
+            Box::pin(async {
+                let healthy = !self.0.load(Ordering::Relaxed);
+                (healthy, serde_json::json!({ "healthy": healthy }))
+            })
         }
     }
 
@@ -191,10 +188,7 @@ mod tests {
         let observed = Arc::new(Sick::default());
         let (address, _stop) = start(observed.clone(), DEADLINE).await;
         let metrics = exchange(address, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert!(
-            metrics.starts_with("HTTP/1.1 200") && metrics.ends_with("up 1\n"),
-            "{metrics}"
-        );
+        assert!(metrics.starts_with("HTTP/1.1 200") && metrics.ends_with("up 1\n"), "{metrics}");
         let well = exchange(address, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(well.starts_with("HTTP/1.1 200"), "{well}");
         observed.0.store(true, Ordering::Relaxed);
@@ -209,17 +203,11 @@ mod tests {
     async fn garbage_and_endless_heads_are_refused() {
         let (address, _stop) = start(Arc::default(), DEADLINE).await;
         let garbage = exchange(address, &[0xff; 64]).await;
-        assert!(
-            garbage.is_empty() || garbage.starts_with("HTTP/1.1 400"),
-            "{garbage}"
-        );
+        assert!(garbage.is_empty() || garbage.starts_with("HTTP/1.1 400"), "{garbage}");
         let mut endless = b"GET /metrics HTTP/1.1\r\nx: ".to_vec();
         endless.resize(HEAD_BYTES_MAX * 4, b'a');
         let refused = exchange(address, &endless).await;
-        assert!(
-            refused.is_empty() || refused.starts_with("HTTP/1.1 431"),
-            "{refused}"
-        );
+        assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431"), "{refused}");
     }
 
     #[tokio::test]
@@ -232,9 +220,7 @@ mod tests {
             silent.push(stream);
         }
         let answer = exchange(address, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n");
-        let answer = tokio::time::timeout(Duration::from_secs(10), answer)
-            .await
-            .unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(10), answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         let mut rest = Vec::new();
         for stream in &mut silent {

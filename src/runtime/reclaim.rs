@@ -57,16 +57,17 @@ impl Reclaimer {
     pub fn spawn(reclaim: Arc<impl Reclaim>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("kvrail-reclaim".into()).spawn(move || {
-            // Relaxed: the flag carries no data, and unparking orders enough to see it in time.
-            while !stopping.load(Ordering::Relaxed) {
-                match reclaim.reclaim() {
-                    Reclaimed::Some => {}
-                    Reclaimed::Enough => std::thread::park_timeout(IDLE),
-                    Reclaimed::Stuck => std::thread::park_timeout(STUCK),
+        let thread =
+            std::thread::Builder::new().name("kvrail-reclaim".into()).spawn(move || {
+                // Relaxed: the flag carries no data, and unparking orders enough to see it in time.
+                while !stopping.load(Ordering::Relaxed) {
+                    match reclaim.reclaim() {
+                        Reclaimed::Some => {}
+                        Reclaimed::Enough => std::thread::park_timeout(IDLE),
+                        Reclaimed::Stuck => std::thread::park_timeout(STUCK),
+                    }
                 }
-            }
-        })?;
+            })?;
         Ok(Self { stop, thread: Some(thread) })
     }
 

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
     Region, RegionId, Wake,
@@ -128,10 +130,7 @@ impl<F> Faulty<F> {
         if fault.action == Action::Kill {
             tracing::warn!(?fault, "dying of an injected fault");
             // A kill of oneself cannot fail; were it to, aborting is as sudden.
-            drop(rustix::process::kill_process(
-                rustix::process::getpid(),
-                rustix::process::Signal::KILL,
-            ));
+            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).ok();
             std::process::abort();
         }
         Some(fault.action)

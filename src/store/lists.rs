@@ -35,17 +35,10 @@ pub(super) struct Lists {
 
 impl Lists {
     pub(super) fn new(capacity: u32) -> Self {
-        let link = Link {
-            older: NIL,
-            newer: NIL,
-            placed: 0,
-        };
+        let link = Link { older: NIL, newer: NIL, placed: 0 };
         Self {
             links: vec![link; capacity as usize].into_boxed_slice(),
-            ends: [Ends {
-                oldest: NIL,
-                newest: NIL,
-            }; LISTS],
+            ends: [Ends { oldest: NIL, newest: NIL }; LISTS],
             sequence: 0,
         }
     }
@@ -62,11 +55,7 @@ impl Lists {
             None => ends.oldest = slot,
         }
         if let Some(link) = self.links.get_mut(slot as usize) {
-            *link = Link {
-                older,
-                newer: NIL,
-                placed: self.sequence,
-            };
+            *link = Link { older, newer: NIL, placed: self.sequence };
         }
     }
 
@@ -113,9 +102,7 @@ impl Lists {
 
 impl fmt::Debug for Lists {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lists")
-            .field("sequence", &self.sequence)
-            .finish_non_exhaustive()
+        f.debug_struct("Lists").field("sequence", &self.sequence).finish_non_exhaustive()
     }
 }
 
@@ -162,12 +149,6 @@ mod tests {
         lists.remove(LAST, 2);
         lists.push_newest(LAST, 2);
         let heads: Vec<ListHead> = lists.heads().collect();
-        assert_eq!(
-            heads,
-            [
-                ListHead { rank: LAST, age: 2 },
-                ListHead { rank: ONE, age: 3 }
-            ]
-        );
+        assert_eq!(heads, [ListHead { rank: LAST, age: 2 }, ListHead { rank: ONE, age: 3 }]);
     }
 }

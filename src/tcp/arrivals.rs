@@ -51,13 +51,7 @@ impl Arrivals {
     pub(super) fn add(&mut self, socket: OwnedFd, deadline: Timestamp) -> u32 {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
-        self.list.push(Arrival {
-            number,
-            socket,
-            bytes: [0; PREAMBLE_BYTES],
-            have: 0,
-            deadline,
-        });
+        self.list.push(Arrival { number, socket, bytes: [0; PREAMBLE_BYTES], have: 0, deadline });
         number
     }
 

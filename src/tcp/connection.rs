@@ -152,9 +152,7 @@ impl Connection {
         control.ready()?;
         control.arm(waiter, token.encode())?;
         self.announced = true;
-        batch.events.push(FabricEvent::Accepted {
-            connection: self.id,
-        });
+        batch.events.push(FabricEvent::Accepted { connection: self.id });
         Ok(())
     }
 
@@ -277,11 +275,7 @@ impl Connection {
         };
         for span in segments {
             if let Some(memory) = regions.local(span) {
-                stream.land(Landing {
-                    memory: memory.clone(),
-                    offset: span.offset,
-                    len: span.len,
-                });
+                stream.land(Landing { memory: memory.clone(), offset: span.offset, len: span.len });
             }
         }
         stream.post(work);
@@ -350,11 +344,7 @@ impl Connection {
         let broken = self.broken.unwrap_or(Broken::REQUESTED);
         let connection = self.id;
         let mut complete = |wr_id, status| {
-            batch.events.push(FabricEvent::Completed(Completion {
-                connection,
-                wr_id,
-                status,
-            }));
+            batch.events.push(FabricEvent::Completed(Completion { connection, wr_id, status }));
         };
         for (wr_id, status) in self.stillborn {
             complete(wr_id, status);
@@ -367,10 +357,7 @@ impl Connection {
             }
         }
         if self.announced {
-            batch.events.push(FabricEvent::Closed {
-                connection,
-                reason: broken.reason,
-            });
+            batch.events.push(FabricEvent::Closed { connection, reason: broken.reason });
         }
     }
 }

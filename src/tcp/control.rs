@@ -87,10 +87,7 @@ impl Control {
     /// Tells the connector that its data streams have joined. Messages may come from now on.
     pub(super) fn ready(&mut self) -> Result<(), Broken> {
         self.stage = Stage::Open;
-        self.out.push(bytemuck::bytes_of(&ControlHeader {
-            kind: READY,
-            len: 0,
-        }));
+        self.out.push(bytemuck::bytes_of(&ControlHeader { kind: READY, len: 0 }));
         self.flush()
     }
 
@@ -131,11 +128,7 @@ impl Control {
                 }
                 Err(error) => {
                     let error = error.into();
-                    return if would_block(&error) {
-                        Ok(())
-                    } else {
-                        Err(Broken::from_io(&error))
-                    };
+                    return if would_block(&error) { Ok(()) } else { Err(Broken::from_io(&error)) };
                 }
             }
         }
@@ -168,20 +161,14 @@ impl Control {
         batch: &mut EventBatch,
     ) -> Result<Option<Preamble>, Broken> {
         let have = self.partial.len();
-        let (old, fresh) = scratch
-            .split_at_mut_checked(have)
-            .ok_or(Broken::VIOLATION)?;
+        let (old, fresh) = scratch.split_at_mut_checked(have).ok_or(Broken::VIOLATION)?;
         old.copy_from_slice(&self.partial);
         let count = match rustix::net::recv(&self.socket, fresh, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(Broken::PEER_CLOSED),
             Ok((count, _)) => count,
             Err(error) => {
                 let error = error.into();
-                return if would_block(&error) {
-                    Ok(None)
-                } else {
-                    Err(Broken::from_io(&error))
-                };
+                return if would_block(&error) { Ok(None) } else { Err(Broken::from_io(&error)) };
             }
         };
         let bytes = scratch.get(..have + count).unwrap_or_default();
@@ -281,15 +268,9 @@ fn deliver(id: ConnectionId, message: &[u8], batch: &mut EventBatch) -> Result<(
     let start = batch.bytes.len();
     // A caller that never clears its batch reaches 4 GiB; its connections break, the others' bytes
     // stay right.
-    let range = u32::try_from(start)
-        .ok()
-        .zip(u32::try_from(start + message.len()).ok());
+    let range = u32::try_from(start).ok().zip(u32::try_from(start + message.len()).ok());
     let (start, end) = range.ok_or(Broken::REQUESTED)?;
     batch.bytes.extend_from_slice(message);
-    batch.events.push(FabricEvent::Message {
-        connection: id,
-        start,
-        end,
-    });
+    batch.events.push(FabricEvent::Message { connection: id, start, end });
     Ok(())
 }

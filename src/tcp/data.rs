@@ -214,17 +214,10 @@ impl DataStream {
             return Ok(None);
         };
         let mut scatter = Scatter::new();
-        let limit = if self.reads.is_empty() {
-            INPUT_BYTES
-        } else {
-            FRAME_BYTES
-        };
+        let limit = if self.reads.is_empty() { INPUT_BYTES } else { FRAME_BYTES };
         let mut whole = true;
         if let Some(landed) = self.landed {
-            let spans = self
-                .reads
-                .front()
-                .map_or(0, |read| usize::from(read.segments));
+            let spans = self.reads.front().map_or(0, |read| usize::from(read.segments));
             whole = list(&mut scatter, self.landings.iter().take(spans), landed)?;
         }
         if whole {
@@ -301,10 +294,7 @@ impl DataStream {
         batch: &mut EventBatch,
     ) -> Result<(), Broken> {
         let read = *self.reads.front().ok_or(Broken::VIOLATION)?;
-        let echoed = WrId {
-            slot: frame.slot,
-            generation: frame.generation,
-        };
+        let echoed = WrId { slot: frame.slot, generation: frame.generation };
         if echoed != read.wr_id {
             return Err(Broken::VIOLATION);
         }

@@ -23,30 +23,20 @@ pub(super) struct Broken {
 
 impl Broken {
     /// The peer sent what no fabric sends, or not in time.
-    pub(super) const VIOLATION: Self = Self {
-        reason: CloseReason::Violation,
-        first: CompletionStatus::Unreachable,
-    };
+    pub(super) const VIOLATION: Self =
+        Self { reason: CloseReason::Violation, first: CompletionStatus::Unreachable };
     /// The stream ended in order.
-    pub(super) const PEER_CLOSED: Self = Self {
-        reason: CloseReason::PeerClosed,
-        first: CompletionStatus::Unreachable,
-    };
+    pub(super) const PEER_CLOSED: Self =
+        Self { reason: CloseReason::PeerClosed, first: CompletionStatus::Unreachable };
     /// The way to the peer failed.
-    pub(super) const UNREACHABLE: Self = Self {
-        reason: CloseReason::Unreachable,
-        first: CompletionStatus::Unreachable,
-    };
+    pub(super) const UNREACHABLE: Self =
+        Self { reason: CloseReason::Unreachable, first: CompletionStatus::Unreachable };
     /// One of our READs failed and has completed.
-    pub(super) const READ_FAILED: Self = Self {
-        reason: CloseReason::ReadFailed,
-        first: CompletionStatus::Flushed,
-    };
+    pub(super) const READ_FAILED: Self =
+        Self { reason: CloseReason::ReadFailed, first: CompletionStatus::Flushed };
     /// This side broke it.
-    pub(super) const REQUESTED: Self = Self {
-        reason: CloseReason::Requested,
-        first: CompletionStatus::Flushed,
-    };
+    pub(super) const REQUESTED: Self =
+        Self { reason: CloseReason::Requested, first: CompletionStatus::Flushed };
 
     /// What a socket's error means on a connection that was up. A reset is how TCP tells of a close
     /// while bytes were under way, so it is the peer's close, not a failure of the path.
@@ -60,10 +50,7 @@ impl Broken {
 
 /// Whether an error only says "not now".
 pub(super) fn would_block(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// Bytes that wait for room in a socket. Whoever pushes keeps the bound.

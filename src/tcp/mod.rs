@@ -135,15 +135,9 @@ impl TcpFabric {
         let waiter = Waiter::new()?;
         let (listener, local) = config.listen.map(socket::listen).transpose()?.unzip();
         if let Some(listener) = &listener {
-            waiter
-                .add(listener, Token::Listener.encode(), Interest::Read)
-                .map_err(|source| {
-                    socket::os(
-                        "watching the listener".to_owned(),
-                        source,
-                        REMEDY_DESCRIPTORS,
-                    )
-                })?;
+            waiter.add(listener, Token::Listener.encode(), Interest::Read).map_err(|source| {
+                socket::os("watching the listener".to_owned(), source, REMEDY_DESCRIPTORS)
+            })?;
         }
         let shortest = config.handshake_timeout.min(config.io_timeout);
         Ok(Self {
@@ -179,11 +173,8 @@ impl TcpFabric {
         act: impl FnOnce(&mut Connection, &mut Context<'_>, &mut EventBatch) -> Result<R, Broken>,
     ) -> Option<R> {
         let connection = self.table.get(id)?;
-        let mut context = Context {
-            regions: &self.regions,
-            waiter: &self.waiter,
-            scratch: &mut self.scratch,
-        };
+        let mut context =
+            Context { regions: &self.regions, waiter: &self.waiter, scratch: &mut self.scratch };
         // Outside a poll nothing is received, so nothing is put into this one.
         let mut none = EventBatch::default();
         let batch = batch.unwrap_or(&mut none);
@@ -251,11 +242,7 @@ impl TcpFabric {
         let Some(listener) = &self.listener else {
             return;
         };
-        let want = if paused {
-            Interest::Nothing
-        } else {
-            Interest::Read
-        };
+        let want = if paused { Interest::Nothing } else { Interest::Read };
         let token = Token::Listener.encode();
         if self.waiter.change(listener, token, want).is_ok() {
             self.paused = paused;
@@ -298,9 +285,7 @@ impl TcpFabric {
         let deadline = now + self.handshake_timeout;
         let connection = Connection::accepted(id, socket, granted, token, deadline);
         self.table.put(id, connection);
-        self.with(id, None, |connection, context, _| {
-            connection.welcome(context.waiter)
-        });
+        self.with(id, None, |connection, context, _| connection.welcome(context.waiter));
     }
 
     /// Adds a data stream to the connection whose token it names; else closes it.
@@ -422,22 +407,15 @@ impl Fabric for TcpFabric {
 
     fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError> {
         let open = self.table.get(connection).filter(|open| open.can_post());
-        if !open
-            .ok_or(FabricError::Closed)?
-            .has_credit(batch.works.len())
-        {
+        if !open.ok_or(FabricError::Closed)?.has_credit(batch.works.len()) {
             return Err(FabricError::Full);
         }
-        self.with(connection, None, |connection, context, _| {
-            connection.post(batch, context)
-        });
+        self.with(connection, None, |connection, context, _| connection.post(batch, context));
         Ok(())
     }
 
     fn close(&mut self, connection: ConnectionId) {
-        self.with(connection, None, |_, _, _| {
-            Err::<(), Broken>(Broken::REQUESTED)
-        });
+        self.with(connection, None, |_, _, _| Err::<(), Broken>(Broken::REQUESTED));
     }
 
     fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {

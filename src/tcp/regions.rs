@@ -38,10 +38,7 @@ impl Regions {
         access: Access,
     ) -> Result<Region, FabricError> {
         if self.entries.len() >= REGIONS_MAX {
-            return Err(FabricError::Limit {
-                what: "registered regions",
-                limit: REGIONS_MAX,
-            });
+            return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
         }
         let id = u16::try_from(self.keys.len()).map_err(|_used_up| FabricError::Limit {
             what: "registrations in the life of one fabric",
@@ -52,17 +49,8 @@ impl Regions {
             rkey = random_u32()?;
         }
         let address = (u64::from(random_u32()?) << 12 | 1 << 44) & ADDRESS_MASK;
-        let region = Region {
-            id: RegionId(id),
-            rkey,
-            address,
-            len: memory.len(),
-        };
-        self.entries.push(Entry {
-            region,
-            access,
-            memory,
-        });
+        let region = Region { id: RegionId(id), rkey, address, len: memory.len() };
+        self.entries.push(Entry { region, access, memory });
         Ok(region)
     }
 
@@ -84,10 +72,7 @@ impl Regions {
 
     /// The memory of a local span; `None` where the span is not registered.
     pub(super) fn local(&self, span: &RegisteredSpan) -> Option<&Arc<Mapping>> {
-        let entry = self
-            .entries
-            .iter()
-            .find(|entry| entry.region.id == span.region)?;
+        let entry = self.entries.iter().find(|entry| entry.region.id == span.region)?;
         let end = span.offset.checked_add(u64::from(span.len))?;
         (end <= entry.region.len).then_some(&entry.memory)
     }

@@ -71,9 +71,7 @@ impl Serving {
             let payload = match serve {
                 Serve { refused: true, .. } => None,
                 Serve { len: 0, .. } => Some(None),
-                serve => regions
-                    .remote(serve.rkey, serve.address, serve.len)
-                    .map(Some),
+                serve => regions.remote(serve.rkey, serve.address, serve.len).map(Some),
             };
             if let Some((_sent, STATUS_SUCCESS)) = begun.take()
                 && payload.is_none()
@@ -182,9 +180,7 @@ impl Head<'_> {
         let skip = sent.saturating_sub(FRAME_BYTES);
         let rest = self.frame.len as usize - skip;
         let part = rest.min(BYTES_PER_POLL);
-        gather
-            .mapped(memory, offset + skip as u64, part)
-            .map_err(|_outside| Broken::REQUESTED)?;
+        gather.mapped(memory, offset + skip as u64, part).map_err(|_outside| Broken::REQUESTED)?;
         Ok(part == rest)
     }
 }

@@ -34,11 +34,7 @@ pub(super) fn now() -> Timestamp {
 
 /// Makes an error of a system call.
 pub(super) fn os(call: String, source: Errno, remedy: &'static str) -> FabricError {
-    FabricError::Os {
-        call,
-        source: source.into(),
-        remedy,
-    }
+    FabricError::Os { call, source: source.into(), remedy }
 }
 
 /// What to try when the system has no more descriptors.
@@ -171,16 +167,8 @@ impl Waiter {
         let attempt = || -> Result<Self, Errno> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            epoll::add(
-                &epoll,
-                &event,
-                EventData::new_u64(WAKE_TOKEN),
-                EventFlags::IN,
-            )?;
-            Ok(Self {
-                epoll,
-                wake: Arc::new(EventWake(event)),
-            })
+            epoll::add(&epoll, &event, EventData::new_u64(WAKE_TOKEN), EventFlags::IN)?;
+            Ok(Self { epoll, wake: Arc::new(EventWake(event)) })
         };
         attempt().map_err(|source| os("making an epoll set".to_owned(), source, REMEDY_DESCRIPTORS))
     }

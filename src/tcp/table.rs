@@ -53,10 +53,7 @@ impl Token {
     )]
     pub(super) fn decode(token: u64) -> Self {
         let (high, slot, lane) = ((token >> 32) as u32, (token >> 16) as u16, token as u16);
-        let id = ConnectionId {
-            slot: u32::from(slot),
-            generation: high,
-        };
+        let id = ConnectionId { slot: u32::from(slot), generation: high };
         match lane {
             LANE_LISTENER => Self::Listener,
             LANE_ARRIVAL => Self::Arrival(high),
@@ -89,16 +86,10 @@ impl Table {
                 u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
             }
             None => {
-                return Err(FabricError::Limit {
-                    what: "connections",
-                    limit: CONNECTIONS_MAX,
-                });
+                return Err(FabricError::Limit { what: "connections", limit: CONNECTIONS_MAX });
             }
         };
-        let generation = self
-            .slots
-            .get(slot as usize)
-            .map_or(0, |slot| slot.generation);
+        let generation = self.slots.get(slot as usize).map_or(0, |slot| slot.generation);
         Ok(ConnectionId { slot, generation })
     }
 
@@ -141,17 +132,11 @@ impl Table {
 
     /// All connections that are not broken.
     pub(super) fn iter(&mut self) -> impl Iterator<Item = (ConnectionId, &mut Connection)> {
-        self.slots
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(slot, entry)| {
-                let id = ConnectionId {
-                    slot: u32::try_from(slot).ok()?,
-                    generation: entry.generation,
-                };
-                let connection = entry.connection.as_mut()?;
-                (!connection.is_broken()).then_some((id, connection))
-            })
+        self.slots.iter_mut().enumerate().filter_map(|(slot, entry)| {
+            let id = ConnectionId { slot: u32::try_from(slot).ok()?, generation: entry.generation };
+            let connection = entry.connection.as_mut()?;
+            (!connection.is_broken()).then_some((id, connection))
+        })
     }
 }
 
@@ -161,10 +146,7 @@ mod tests {
 
     #[test]
     fn tokens_survive_the_kernel() {
-        let id = ConnectionId {
-            slot: 1023,
-            generation: u32::MAX,
-        };
+        let id = ConnectionId { slot: 1023, generation: u32::MAX };
         for token in [
             Token::Listener,
             Token::Arrival(7),

@@ -3,10 +3,7 @@
 //! A [`Gather`] or [`Scatter`] lists spans and is then passed to the kernel once. It borrows what it
 //! lists, so the spans outlive the call; it names mapped memory by pointers and makes no reference to
 //! it. The kernel copies during the call only: when the call returns, nothing touches the spans.
-#![expect(
-    unsafe_code,
-    reason = "sendmsg and recvmsg on raw pointers into shared mappings"
-)]
+#![expect(unsafe_code, reason = "sendmsg and recvmsg on raw pointers into shared mappings")]
 
 use std::io;
 use std::marker::PhantomData;
@@ -33,11 +30,7 @@ pub(super) struct Gather<'a> {
 
 impl<'a> Gather<'a> {
     pub(super) fn new() -> Self {
-        Self {
-            spans: ArrayVec::new(),
-            bytes: 0,
-            borrowed: PhantomData,
-        }
+        Self { spans: ArrayVec::new(), bytes: 0, borrowed: PhantomData }
     }
 
     /// Bytes listed so far.
@@ -98,11 +91,7 @@ pub(super) struct Scatter<'a> {
 
 impl<'a> Scatter<'a> {
     pub(super) fn new() -> Self {
-        Self {
-            spans: ArrayVec::new(),
-            bytes: 0,
-            borrowed: PhantomData,
-        }
+        Self { spans: ArrayVec::new(), bytes: 0, borrowed: PhantomData }
     }
 
     /// Bytes listed so far.
@@ -113,12 +102,7 @@ impl<'a> Scatter<'a> {
     /// Lists a private buffer.
     pub(super) fn buffer(&mut self, buffer: &'a mut [u8]) {
         let len = buffer.len();
-        push(
-            &mut self.spans,
-            &mut self.bytes,
-            buffer.as_mut_ptr().cast(),
-            len,
-        );
+        push(&mut self.spans, &mut self.bytes, buffer.as_mut_ptr().cast(), len);
     }
 
     /// Lists bytes of a mapping.
@@ -153,10 +137,7 @@ fn push(
     len: usize,
 ) {
     if len > 0 && !spans.is_full() {
-        spans.push(libc::iovec {
-            iov_base: base,
-            iov_len: len,
-        });
+        spans.push(libc::iovec { iov_base: base, iov_len: len });
         *bytes += len;
     }
 }

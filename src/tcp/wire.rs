@@ -63,14 +63,7 @@ pub(super) const PREAMBLE_BYTES: usize = size_of::<Preamble>();
 
 impl Preamble {
     pub(super) const fn new(kind: u32, streams: u32, token: [u8; 16]) -> Self {
-        Self {
-            magic: MAGIC,
-            version: VERSION,
-            kind,
-            streams,
-            reserved: 0,
-            token,
-        }
+        Self { magic: MAGIC, version: VERSION, kind, streams, reserved: 0, token }
     }
 
     /// Decodes and checks magic and version.

@@ -3,9 +3,7 @@
 use crate::source::{Source, line_of, words};
 
 /// The layers of DESIGN §3, from the words outwards.
-const LAYERS: [&str; 7] = [
-    "words", "port", "cores", "machines", "pace", "services", "shell",
-];
+const LAYERS: [&str; 7] = ["words", "port", "cores", "machines", "pace", "services", "shell"];
 
 /// A module as `lib.rs` declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,23 +24,14 @@ pub(crate) fn order(lib: &str) -> Result<Vec<Module>, String> {
             .and_then(|(name, _)| LAYERS.iter().position(|layer| *layer == name));
         if let Some(next) = heading {
             if layer.is_some_and(|last| last >= next) {
-                return Err(format!(
-                    "src/lib.rs: layer {} stands too late",
-                    LAYERS[next]
-                ));
+                return Err(format!("src/lib.rs: layer {} stands too late", LAYERS[next]));
             }
             layer = Some(next);
         }
         let declared = line.strip_prefix("pub ").unwrap_or(line);
-        if let Some(name) = declared
-            .strip_prefix("mod ")
-            .and_then(|it| it.strip_suffix(';'))
-        {
+        if let Some(name) = declared.strip_prefix("mod ").and_then(|it| it.strip_suffix(';')) {
             let layer = layer.ok_or(format!("src/lib.rs: {name} stands under no layer"))?;
-            modules.push(Module {
-                name: name.to_owned(),
-                layer,
-            });
+            modules.push(Module { name: name.to_owned(), layer });
         }
     }
     Ok(modules)
@@ -70,9 +59,7 @@ fn references(file: &Source) -> Vec<(usize, String)> {
 /// The first words of a path, or of each path of a braced list.
 fn heads(rest: &str) -> Vec<String> {
     let word = |text: &str| -> String {
-        text.chars()
-            .take_while(|c| c.is_alphanumeric() || *c == '_')
-            .collect()
+        text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
     };
     let Some(list) = rest.strip_prefix('{') else {
         return vec![word(rest)];
@@ -127,74 +114,26 @@ const SHELL: usize = 6;
 
 /// Paths that code may not use above a layer, and what to do instead.
 const BANNED: [(&str, usize, &str); 20] = [
-    (
-        "std::thread",
-        MACHINES,
-        "the core is handed calls; threads belong to runtime",
-    ),
-    (
-        "thread::spawn",
-        MACHINES,
-        "the core is handed calls; threads belong to runtime",
-    ),
-    (
-        "std::net",
-        MACHINES,
-        "the core takes and gives plain data; sockets belong to machines",
-    ),
-    (
-        "std::fs",
-        MACHINES,
-        "files belong to machines and the shell",
-    ),
+    ("std::thread", MACHINES, "the core is handed calls; threads belong to runtime"),
+    ("thread::spawn", MACHINES, "the core is handed calls; threads belong to runtime"),
+    ("std::net", MACHINES, "the core takes and gives plain data; sockets belong to machines"),
+    ("std::fs", MACHINES, "files belong to machines and the shell"),
     ("std::os", MACHINES, "descriptors belong to machines"),
     ("std::process", MACHINES, "processes belong to the shell"),
-    (
-        "Instant",
-        MACHINES,
-        "time is an argument: take a types::Timestamp",
-    ),
-    (
-        "SystemTime",
-        MACHINES,
-        "time is an argument: take a types::Timestamp",
-    ),
+    ("Instant", MACHINES, "time is an argument: take a types::Timestamp"),
+    ("SystemTime", MACHINES, "time is an argument: take a types::Timestamp"),
     ("rustix::", MACHINES, "system calls belong to machines"),
     ("libc::", MACHINES, "system calls belong to machines"),
     ("memmap2::", MACHINES, "mappings belong to memory"),
     ("getrandom::", MACHINES, "randomness is an argument"),
-    (
-        "tokio::",
-        MACHINES,
-        "the core is synchronous and has no runtime",
-    ),
+    ("tokio::", MACHINES, "the core is synchronous and has no runtime"),
     ("tonic::", MACHINES, "the core knows no transport"),
-    (
-        "tracing::",
-        MACHINES,
-        "emit an event::Event; logs are made from events",
-    ),
-    (
-        "std::env",
-        SHELL,
-        "settings are parsed once, in config; take them as an argument",
-    ),
-    (
-        "env::var",
-        SHELL,
-        "settings are parsed once, in config; take them as an argument",
-    ),
-    (
-        "clap::",
-        SHELL,
-        "settings are parsed once, in config; take them as an argument",
-    ),
+    ("tracing::", MACHINES, "emit an event::Event; logs are made from events"),
+    ("std::env", SHELL, "settings are parsed once, in config; take them as an argument"),
+    ("env::var", SHELL, "settings are parsed once, in config; take them as an argument"),
+    ("clap::", SHELL, "settings are parsed once, in config; take them as an argument"),
     ("axum::", PACE, "HTTP belongs to runtime"),
-    (
-        "metrics::",
-        SHELL,
-        "emit an event::Event; metrics are made from events",
-    ),
+    ("metrics::", SHELL, "emit an event::Event; metrics are made from events"),
 ];
 
 /// Uses of what a file's layer may not use. Expects files without their tests.
@@ -214,10 +153,7 @@ pub(crate) fn banned(files: &[Source], modules: &[Module]) -> Vec<String> {
                 let ours = path == "metrics::" && file.code[..at].ends_with("::");
                 if !ours {
                     let line = line_of(&file.code, at);
-                    wrong.push(format!(
-                        "{}:{line}: {path} is banned here: {instead}",
-                        file.path
-                    ));
+                    wrong.push(format!("{}:{line}: {path} is banned here: {instead}", file.path));
                 }
             }
         }
@@ -235,18 +171,13 @@ pub(crate) fn unsafety(files: &[Source], modules: &[Module]) -> Vec<String> {
         };
         let forbids = file.code.contains("#![forbid(unsafe_code)]");
         if module.layer == CORES && file.is_module_root() && !forbids {
-            wrong.push(format!(
-                "{}: a core begins with #![forbid(unsafe_code)]",
-                file.path
-            ));
+            wrong.push(format!("{}: a core begins with #![forbid(unsafe_code)]", file.path));
         }
         for at in words(&file.code, "unsafe") {
             let line = line_of(&file.code, at);
             let place = format!("{}:{line}", file.path);
             if module.layer != MACHINES {
-                wrong.push(format!(
-                    "{place}: unsafe code belongs to a module of machines"
-                ));
+                wrong.push(format!("{place}: unsafe code belongs to a module of machines"));
             } else if !explained(&file.text, line) {
                 wrong.push(format!(
                     "{place}: say in a SAFETY comment above each precondition and why it holds \
@@ -270,9 +201,7 @@ fn explained(text: &str, line: usize) -> bool {
     const REACH: usize = 20;
     let lines: Vec<&str> = text.lines().collect();
     let first = line.saturating_sub(REACH);
-    lines[first..line]
-        .iter()
-        .any(|line| line.contains("SAFETY:") || line.contains("# Safety"))
+    lines[first..line].iter().any(|line| line.contains("SAFETY:") || line.contains("# Safety"))
 }
 
 /// An event that nothing but its definition and the metrics names. Expects files without tests.
@@ -302,10 +231,7 @@ pub(crate) fn silent_events(files: &[Source]) -> Vec<String> {
 
 /// The names of an enum's variants.
 fn variants(code: &str, head: &str) -> Vec<String> {
-    let Some((open, end)) = code
-        .find(head)
-        .and_then(|at| crate::source::block(code, at))
-    else {
+    let Some((open, end)) = code.find(head).and_then(|at| crate::source::block(code, at)) else {
         return Vec::new();
     };
     let mut depth = 0_usize;
@@ -337,10 +263,7 @@ mod tests {
     fn lib_declares_modules_under_layers_in_order() {
         let modules = order(LIB).unwrap();
         let names: Vec<&str> = modules.iter().map(|module| &*module.name).collect();
-        assert_eq!(
-            names,
-            ["types", "event", "store", "lease", "tcp", "metrics"]
-        );
+        assert_eq!(names, ["types", "event", "store", "lease", "tcp", "metrics"]);
         assert!(order("mod types;").is_err());
         assert!(order("// cores: x\n// words: y\n").is_err());
     }
@@ -351,37 +274,20 @@ mod tests {
         let bad = [
             ("src/store/mod.rs", "use crate::lease::X;"),
             ("src/store/slot.rs", "fn f() { crate::tcp::g() }"),
-            (
-                "src/types.rs",
-                "use crate::{\n types::A, store::{B, lease}};",
-            ),
+            ("src/types.rs", "use crate::{\n types::A, store::{B, lease}};"),
             ("src/store/mod.rs", "\nuse super::lease::X;"),
             ("src/unknown.rs", ""),
         ];
         for (path, text) in bad {
-            assert_eq!(
-                arrows(&[file(path, text)], &modules).len(),
-                1,
-                "{path} {text}"
-            );
+            assert_eq!(arrows(&[file(path, text)], &modules).len(), 1, "{path} {text}");
         }
         let good = [
-            (
-                "src/lease/mod.rs",
-                "use crate::store::{lease, X}; use crate::types::T;",
-            ),
-            (
-                "src/store/slot.rs",
-                "// crate::tcp\nuse super::lease::X; use crate::{types, event};",
-            ),
+            ("src/lease/mod.rs", "use crate::store::{lease, X}; use crate::types::T;"),
+            ("src/store/slot.rs", "// crate::tcp\nuse super::lease::X; use crate::{types, event};"),
             ("src/main.rs", "use crate::tcp;"),
         ];
         for (path, text) in good {
-            assert_eq!(
-                arrows(&[file(path, text)], &modules),
-                [""; 0],
-                "{path} {text}"
-            );
+            assert_eq!(arrows(&[file(path, text)], &modules), [""; 0], "{path} {text}");
         }
     }
 
@@ -390,15 +296,9 @@ mod tests {
         let modules = order(LIB).unwrap();
         for (path, ..) in BANNED {
             let text = format!("fn f() {{ {path}x(); }}").replace("Instantx", "Instant::now");
-            let text = if path.ends_with(':') {
-                text
-            } else {
-                text.replace(&format!("{path}x"), path)
-            };
-            assert!(
-                !banned(&[file("src/store/a.rs", &text)], &modules).is_empty(),
-                "{path}"
-            );
+            let text =
+                if path.ends_with(':') { text } else { text.replace(&format!("{path}x"), path) };
+            assert!(!banned(&[file("src/store/a.rs", &text)], &modules).is_empty(), "{path}");
         }
         let fine =
             "use crate::metrics::M; // std::thread\nlet a = \"tokio::x\"; let b = my_metrics::c;";
@@ -414,18 +314,11 @@ mod tests {
             ("src/store/mod.rs", "fn f() {}"),
             ("src/store/a.rs", "// SAFETY: x\nunsafe { f() }"),
             ("src/types.rs", "unsafe impl Send for X {}"),
-            (
-                "src/tcp/a.rs",
-                "#![expect(unsafe_code, reason = \"x\")]\nunsafe { f() }",
-            ),
+            ("src/tcp/a.rs", "#![expect(unsafe_code, reason = \"x\")]\nunsafe { f() }"),
             ("src/tcp/a.rs", "// SAFETY: x\nunsafe { f() }"),
         ];
         for (path, text) in bad {
-            assert_eq!(
-                unsafety(&[file(path, text)], &modules).len(),
-                1,
-                "{path} {text}"
-            );
+            assert_eq!(unsafety(&[file(path, text)], &modules).len(), 1, "{path} {text}");
         }
         let good = [
             ("src/store/mod.rs", "#![forbid(unsafe_code)]"),
@@ -435,11 +328,7 @@ mod tests {
             ),
         ];
         for (path, text) in good {
-            assert_eq!(
-                unsafety(&[file(path, text)], &modules),
-                [""; 0],
-                "{path} {text}"
-            );
+            assert_eq!(unsafety(&[file(path, text)], &modules), [""; 0], "{path} {text}");
         }
     }
 

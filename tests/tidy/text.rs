@@ -46,10 +46,7 @@ pub(crate) fn leftovers(files: &[Source]) -> Vec<String> {
         for left in ["todo!", "unimplemented!", "dbg!", "#[ignore"] {
             for (at, _) in file.code.match_indices(left) {
                 let line = line_of(&file.code, at);
-                wrong.push(format!(
-                    "{}:{line}: {left} is unfinished work; finish it",
-                    file.path
-                ));
+                wrong.push(format!("{}:{line}: {left} is unfinished work; finish it", file.path));
             }
         }
     }
@@ -63,9 +60,7 @@ const ROOTS: [&str; 5] = ["src/", "tests/", "bench/", "ffi/", ".ci/"];
 pub(crate) fn dead_paths(files: &[Source]) -> Vec<String> {
     let exists = |path: &str| {
         let folder = format!("{}/", path.trim_end_matches('/'));
-        files
-            .iter()
-            .any(|file| file.path == path || file.path.starts_with(&folder))
+        files.iter().any(|file| file.path == path || file.path.starts_with(&folder))
     };
     let mut wrong = Vec::new();
     for file in files {
@@ -102,9 +97,7 @@ fn named_paths(line: &str, all: bool, document: bool) -> Vec<&str> {
         .flat_map(|(_, part)| part.split([' ', ',', '(', ')', ';', '"']))
         .map(|word| word.trim_start_matches("./").trim_end_matches(['.', ':']))
         .filter(|word| {
-            let rooted = ROOTS
-                .iter()
-                .any(|root| word.starts_with(root) && word.len() > root.len());
+            let rooted = ROOTS.iter().any(|root| word.starts_with(root) && word.len() > root.len());
             let file = document && !all && (word.ends_with(".rs") || word.ends_with(".md"));
             let licence = document && *word == "LICENSE";
             (rooted || file || licence) && !word.contains(['*', '<', '{', '$', '…'])
@@ -133,10 +126,7 @@ pub(crate) fn machine_traces(files: &[Source]) -> Vec<String> {
             let trace = format!("{head}{tail}");
             if let Some(at) = file.text.find(&trace) {
                 let line = line_of(&file.text, at);
-                wrong.push(format!(
-                    "{}:{line}: {trace} holds on one machine only",
-                    file.path
-                ));
+                wrong.push(format!("{}:{line}: {trace} holds on one machine only", file.path));
             }
         }
     }
@@ -163,12 +153,7 @@ mod tests {
 
     #[test]
     fn leftovers_are_found() {
-        for text in [
-            "todo!()",
-            "unimplemented!()",
-            "dbg!(x)",
-            "#[ignore = \"x\"]",
-        ] {
+        for text in ["todo!()", "unimplemented!()", "dbg!(x)", "#[ignore = \"x\"]"] {
             assert_eq!(leftovers(&one("src/a.rs", text)).len(), 1, "{text}");
         }
         assert!(leftovers(&one("src/a.rs", "// todo!()\nlet a = \"#[ignore]\";")).is_empty());
@@ -188,14 +173,8 @@ mod tests {
             assert_eq!(dead_paths(&one(path, text)).len(), 1, "{path} {text}");
         }
         let good = [
-            (
-                "src/a.rs",
-                "// `src/a.rs`, `src`\nlet x = \"`tests/none`\";",
-            ),
-            (
-                "README.md",
-                "`README.md` `kvrail put FILE` src/none `/run/x` `tests/*.rs`",
-            ),
+            ("src/a.rs", "// `src/a.rs`, `src`\nlet x = \"`tests/none`\";"),
+            ("README.md", "`README.md` `kvrail put FILE` src/none `/run/x` `tests/*.rs`"),
         ];
         for (path, text) in good {
             assert_eq!(dead_paths(&one(path, text)), [""; 0], "{path} {text}");

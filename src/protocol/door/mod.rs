@@ -73,11 +73,7 @@ impl Header {
         if wire.reserved.get() != 0 {
             return Err(DecodeError::Field { field: "reserved" });
         }
-        Ok(Self {
-            len,
-            kind: wire.kind,
-            request: wire.request.get(),
-        })
+        Ok(Self { len, kind: wire.kind, request: wire.request.get() })
     }
 
     /// The bytes of this header.

@@ -221,10 +221,7 @@ struct EvictedWire {
 }
 
 const _: () = {
-    assert!(
-        size_of::<EntryWire>() <= 128,
-        "a full page must fit a message"
-    );
+    assert!(size_of::<EntryWire>() <= 128, "a full page must fit a message");
     assert!(size_of::<AcquiredWire>() <= 128);
 };
 
@@ -296,30 +293,21 @@ impl Reply {
         Ok(match header.kind {
             kind::WELCOME => Self::Welcome {
                 pools: reader.list_of(limits::POOLS_MAX, |pool: &PoolWire| {
-                    Ok(PoolSize {
-                        id: PoolId(pool.id.get()),
-                        bytes: pool.bytes.get(),
-                    })
+                    Ok(PoolSize { id: PoolId(pool.id.get()), bytes: pool.bytes.get() })
                 })?,
             },
-            kind::RESERVED => Self::Reserved {
-                extents: reader.list_of(most, ExtentWire::get)?,
-            },
+            kind::RESERVED => Self::Reserved { extents: reader.list_of(most, ExtentWire::get)? },
             kind::BUSY => {
                 let pause_ms = reader.head::<U32>()?.get();
                 reader.end()?;
                 Self::Busy { pause_ms }
             }
-            kind::REFUSED if body.len() <= SENTENCE_BYTES_MAX => Self::Refused {
-                sentence: reader.text()?.to_owned(),
-            },
+            kind::REFUSED if body.len() <= SENTENCE_BYTES_MAX => {
+                Self::Refused { sentence: reader.text()?.to_owned() }
+            }
             kind::REFUSED => return Err(DecodeError::Length),
-            kind::PUBLISHED => Self::Published {
-                outcomes: reader.list_of(most, publish_outcome)?,
-            },
-            kind::ACQUIRED => Self::Acquired {
-                outcomes: reader.list_of(most, acquire_outcome)?,
-            },
+            kind::PUBLISHED => Self::Published { outcomes: reader.list_of(most, publish_outcome)? },
+            kind::ACQUIRED => Self::Acquired { outcomes: reader.list_of(most, acquire_outcome)? },
             kind::DONE => {
                 let count = reader.head::<U32>()?.get();
                 reader.end()?;
@@ -330,16 +318,12 @@ impl Reply {
                 reader.end()?;
                 Self::Flushed { known }
             }
-            kind::STAT => Self::Stat {
-                json: reader.text()?.to_owned(),
-            },
+            kind::STAT => Self::Stat { json: reader.text()?.to_owned() },
             kind::LISTED => Self::Listed {
                 next: reader.head::<U64>()?.get(),
                 entries: reader.list_of(most, list_entry)?,
             },
-            kind::EVICTED => Self::Evicted {
-                entries: reader.list_of(most, evicted_block)?,
-            },
+            kind::EVICTED => Self::Evicted { entries: reader.list_of(most, evicted_block)? },
             kind => return Err(DecodeError::Kind { kind }),
         })
     }

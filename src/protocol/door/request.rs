@@ -157,11 +157,7 @@ impl Request {
         match self {
             Self::Hello | Self::Stat => Ok(()),
             Self::Reserve { sizes } => writer.list(sizes, most, |size| U32::new(*size)),
-            Self::Publish {
-                namespace,
-                pulled,
-                blocks,
-            } => {
+            Self::Publish { namespace, pulled, blocks } => {
                 writer.head(&flagged(namespace, *pulled));
                 writer.list(blocks, most, |block| PublishWire {
                     hash: HashWire::new(&block.hash),
@@ -170,11 +166,7 @@ impl Request {
                 })
             }
             Self::Discard { extents } => writer.list(extents, most, ExtentWire::new),
-            Self::Acquire {
-                namespace,
-                fetch,
-                hashes,
-            } => {
+            Self::Acquire { namespace, fetch, hashes } => {
                 writer.head(&flagged(namespace, *fetch));
                 writer.list(hashes, most, HashWire::new)
             }
@@ -187,11 +179,7 @@ impl Request {
                 writer.head(&U32::new(*deadline_ms));
                 Ok(())
             }
-            Self::List {
-                namespace,
-                cursor,
-                max,
-            } => {
+            Self::List { namespace, cursor, max } => {
                 writer.head(&ListWire {
                     namespace: NameWire::new(namespace.as_ref()),
                     cursor: U64::new(*cursor),
@@ -215,9 +203,7 @@ impl Request {
         let mut reader = Reader(body);
         match header.kind {
             kind::HELLO => reader.end().map(|()| Self::Hello),
-            kind::RESERVE => Ok(Self::Reserve {
-                sizes: reader.list_of(most, size)?,
-            }),
+            kind::RESERVE => Ok(Self::Reserve { sizes: reader.list_of(most, size)? }),
             kind::PUBLISH => {
                 let head: FlaggedWire = reader.head()?;
                 Ok(Self::Publish {
@@ -226,9 +212,7 @@ impl Request {
                     blocks: reader.list_of(most, publish_block)?,
                 })
             }
-            kind::DISCARD => Ok(Self::Discard {
-                extents: reader.list_of(most, ExtentWire::get)?,
-            }),
+            kind::DISCARD => Ok(Self::Discard { extents: reader.list_of(most, ExtentWire::get)? }),
             kind::ACQUIRE => {
                 let head: FlaggedWire = reader.head()?;
                 Ok(Self::Acquire {
@@ -237,9 +221,9 @@ impl Request {
                     hashes: reader.list_of(most, HashWire::get)?,
                 })
             }
-            kind::RELEASE => Ok(Self::Release {
-                holds: reader.list_of(most, |hold: &HoldWire| Ok(hold.get()))?,
-            }),
+            kind::RELEASE => {
+                Ok(Self::Release { holds: reader.list_of(most, |hold: &HoldWire| Ok(hold.get()))? })
+            }
             kind::FINISHED_SENDING => {
                 let head: NameWire = reader.head()?;
                 Ok(Self::FinishedSending {
@@ -263,10 +247,7 @@ impl Request {
 }
 
 fn flagged(namespace: &Namespace, flag: bool) -> FlaggedWire {
-    FlaggedWire {
-        namespace: NameWire::new(Some(namespace)),
-        flag: u8::from(flag),
-    }
+    FlaggedWire { namespace: NameWire::new(Some(namespace)), flag: u8::from(flag) }
 }
 
 fn size(size: &U32) -> Result<u32, DecodeError> {
@@ -293,9 +274,5 @@ fn list(mut reader: Reader<'_>) -> Result<Request, DecodeError> {
     if max == 0 || max as usize > limits::DOOR_BLOCKS_MAX {
         return Err(DecodeError::Field { field: "max" });
     }
-    Ok(Request::List {
-        namespace: head.namespace.optional()?,
-        cursor: head.cursor.get(),
-        max,
-    })
+    Ok(Request::List { namespace: head.namespace.optional()?, cursor: head.cursor.get(), max })
 }

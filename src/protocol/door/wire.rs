@@ -60,8 +60,7 @@ impl NameWire {
     }
 
     pub(super) fn get(&self) -> Result<Namespace, DecodeError> {
-        self.optional()?
-            .ok_or(DecodeError::Field { field: "namespace" })
+        self.optional()?.ok_or(DecodeError::Field { field: "namespace" })
     }
 }
 
@@ -138,17 +137,11 @@ pub(super) struct HoldWire {
 
 impl HoldWire {
     pub(super) fn new(hold: ResidentId) -> Self {
-        Self {
-            slot: U32::new(hold.slot),
-            generation: U32::new(hold.generation.0),
-        }
+        Self { slot: U32::new(hold.slot), generation: U32::new(hold.generation.0) }
     }
 
     pub(super) fn get(&self) -> ResidentId {
-        ResidentId {
-            slot: self.slot.get(),
-            generation: Generation(self.generation.get()),
-        }
+        ResidentId { slot: self.slot.get(), generation: Generation(self.generation.get()) }
     }
 }
 
@@ -164,11 +157,7 @@ pub(super) fn flag(byte: u8, field: &'static str) -> Result<bool, DecodeError> {
 /// A rank that exists.
 pub(super) fn rank(byte: u8) -> Result<EvictionRank, DecodeError> {
     let rank = EvictionRank::clamped(u32::from(byte));
-    if rank.get() == byte {
-        Ok(rank)
-    } else {
-        Err(DecodeError::Field { field: "rank" })
-    }
+    if rank.get() == byte { Ok(rank) } else { Err(DecodeError::Field { field: "rank" }) }
 }
 
 /// What is left of a body.
@@ -177,10 +166,7 @@ pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 impl<'a> Reader<'a> {
     /// The fixed part at the front.
     pub(super) fn head<T: AnyBitPattern>(&mut self) -> Result<T, DecodeError> {
-        let (head, rest) = self
-            .0
-            .split_at_checked(size_of::<T>())
-            .ok_or(DecodeError::Length)?;
+        let (head, rest) = self.0.split_at_checked(size_of::<T>()).ok_or(DecodeError::Length)?;
         self.0 = rest;
         bytemuck::try_pod_read_unaligned(head).map_err(|_wrong_size| DecodeError::Length)
     }
@@ -213,11 +199,7 @@ impl<'a> Reader<'a> {
 
     /// Nothing may be left.
     pub(super) fn end(self) -> Result<(), DecodeError> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(DecodeError::Length)
-        }
+        if self.0.is_empty() { Ok(()) } else { Err(DecodeError::Length) }
     }
 }
 
@@ -258,9 +240,7 @@ impl<'a> Writer<'a> {
         if count > limit {
             return Err(too_many);
         }
-        self.head(&U32::new(
-            u32::try_from(count).map_err(|_beyond_any_limit| too_many)?,
-        ));
+        self.head(&U32::new(u32::try_from(count).map_err(|_beyond_any_limit| too_many)?));
         for entry in entries {
             self.head(&wire(entry));
         }
@@ -276,23 +256,15 @@ impl<'a> Writer<'a> {
         done: Result<(), TooMany>,
     ) -> Result<(), TooMany> {
         let body = self.out.len() - self.start - HEADER_BYTES;
-        let too_many = TooMany {
-            count: body,
-            limit: limits::DOOR_MESSAGE_BYTES_MAX,
-        };
+        let too_many = TooMany { count: body, limit: limits::DOOR_MESSAGE_BYTES_MAX };
         let len = u32::try_from(body).map_err(|_beyond_any_limit| too_many);
-        let fits = done.and(if body > limits::DOOR_MESSAGE_BYTES_MAX {
-            Err(too_many)
-        } else {
-            len
-        });
+        let fits =
+            done.and(if body > limits::DOOR_MESSAGE_BYTES_MAX { Err(too_many) } else { len });
         match fits {
             Ok(len) => {
                 let header = Header { len, kind, request }.encode();
-                if let Some(place) = self
-                    .out
-                    .get_mut(self.start..)
-                    .and_then(<[u8]>::first_chunk_mut)
+                if let Some(place) =
+                    self.out.get_mut(self.start..).and_then(<[u8]>::first_chunk_mut)
                 {
                     *place = header;
                 }

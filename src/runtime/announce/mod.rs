@@ -225,10 +225,7 @@ impl Announcer {
     #[must_use]
     pub fn spawn(parts: AnnouncerParts) -> Self {
         let batch = parts.options.batch.clamp(1, limits::REGISTRY_BATCH_MAX);
-        let (progress, _) = watch::channel(Progress {
-            answered: 0,
-            running: true,
-        });
+        let (progress, _) = watch::channel(Progress { answered: 0, running: true });
         let shared = Arc::new(Shared {
             pending: Mutex::new(Pending::new(parts.options.pending_max)),
             state: Mutex::default(),
@@ -238,11 +235,7 @@ impl Announcer {
         });
         let (stop, stopped) = watch::channel(None);
         let task = task::Task::new(parts, Arc::clone(&shared), stopped);
-        Self {
-            handle: AnnouncerHandle { shared },
-            task: tokio::spawn(task.run()),
-            stop,
-        }
+        Self { handle: AnnouncerHandle { shared }, task: tokio::spawn(task.run()), stop }
     }
 
     /// The way to tell it things.
@@ -255,10 +248,7 @@ impl Announcer {
     /// blocks there are). After `deadline` the task is cut off wherever it is.
     pub async fn shutdown(mut self, leave: bool, deadline: Duration) {
         self.stop.send_replace(Some(Stop { leave }));
-        if tokio::time::timeout(deadline, &mut self.task)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(deadline, &mut self.task).await.is_err() {
             self.task.abort();
         }
     }

@@ -94,11 +94,7 @@ impl Pending {
                 break;
             };
             if let Some((resident, ticket)) = self.states.remove(&key) {
-                batch.push(Change {
-                    key,
-                    resident,
-                    ticket,
-                });
+                batch.push(Change { key, resident, ticket });
             }
         }
         self.in_flight = batch.first().map(|change| change.ticket);
@@ -173,10 +169,7 @@ mod tests {
     use crate::types::{BlockHash, NamespaceId};
 
     fn key(number: u8) -> BlockKey {
-        BlockKey {
-            namespace: NamespaceId(1),
-            hash: BlockHash::new(&[number]).unwrap(),
-        }
+        BlockKey { namespace: NamespaceId(1), hash: BlockHash::new(&[number]).unwrap() }
     }
 
     #[test]
@@ -204,11 +197,7 @@ mod tests {
         let batch = pending.take(9);
         pending.note(key(2), false);
         pending.settle(&batch);
-        let states: Vec<_> = pending
-            .take(9)
-            .iter()
-            .map(|c| (c.key, c.resident))
-            .collect();
+        let states: Vec<_> = pending.take(9).iter().map(|c| (c.key, c.resident)).collect();
         assert_eq!(states, [(key(1), true), (key(2), false)]);
     }
 

@@ -19,10 +19,7 @@ pub(super) struct FrameReader {
 
 impl FrameReader {
     pub(super) fn new() -> Self {
-        Self {
-            buffer: Vec::new(),
-            begun: None,
-        }
+        Self { buffer: Vec::new(), begun: None }
     }
 
     /// The next request and its number; `None` at the end of the stream. Cancelling loses nothing.
@@ -43,11 +40,7 @@ impl FrameReader {
                 None => read.await?,
             };
             if got == 0 {
-                return if self.buffer.is_empty() {
-                    Ok(None)
-                } else {
-                    Err(SessionError::Cut)
-                };
+                return if self.buffer.is_empty() { Ok(None) } else { Err(SessionError::Cut) };
             }
             self.begun.get_or_insert_with(Instant::now);
         }

@@ -49,11 +49,7 @@ impl<R: Reserved> Reservations<R> {
         for (place, block) in outcomes.iter_mut().zip(blocks) {
             if let Some(memory) = self.take(block.extent) {
                 places.push(place);
-                own.push(Publish {
-                    hash: block.hash,
-                    checksum: block.checksum,
-                    memory,
-                });
+                own.push(Publish { hash: block.hash, checksum: block.checksum, memory });
             }
         }
         let stored = service.publish(namespace, own, pulled);
@@ -73,11 +69,7 @@ pub(super) struct Holds<S: DoorService> {
 
 impl<S: DoorService> Holds<S> {
     pub(super) fn new(service: Arc<S>) -> Self {
-        Self {
-            service,
-            counts: HashMap::new(),
-            total: 0,
-        }
+        Self { service, counts: HashMap::new(), total: 0 }
     }
 
     pub(super) fn total(&self) -> usize {

@@ -103,7 +103,8 @@ pub trait DoorService: Send + Sync + 'static {
     fn flush(&self) -> impl Future<Output = bool> + Send;
 
     /// The node's state, as [`crate::protocol::door::stat::StatReport`] lays it out.
-    fn stat(&self) -> serde_json::Value;
+    /// May be cancelled.
+    fn stat(&self) -> impl Future<Output = serde_json::Value> + Send;
 
     /// A page of residents from `cursor` on (0 at first), at most `max` entries.
     fn list(&self, namespace: Option<&Namespace>, cursor: u64, max: usize) -> Page;

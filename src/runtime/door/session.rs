@@ -14,8 +14,8 @@ use super::frames::FrameReader;
 use super::owned::{Acquired, Holds, Reservations};
 use super::service::{DoorService, ReserveError};
 use crate::limits;
-use crate::sys::fd_passing;
 use crate::protocol::door::{DecodeError, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, TooMany};
+use crate::sys::fd_passing;
 use crate::types::{BlockHash, Extent, Namespace};
 
 /// Why a connection was closed, other than by its client between two frames.
@@ -85,17 +85,10 @@ async fn welcome<S: DoorService>(
     let sent = {
         let pools = service.pools();
         let files: Vec<BorrowedFd<'_>> = pools.iter().map(|pool| pool.file).collect();
-        let pools = pools
-            .iter()
-            .map(|pool| PoolSize {
-                id: pool.id,
-                bytes: pool.bytes,
-            })
-            .collect();
+        let pools = pools.iter().map(|pool| PoolSize { id: pool.id, bytes: pool.bytes }).collect();
         Reply::Welcome { pools }.encode(request, &mut frame)?;
-        let send = stream.async_io(Interest::WRITABLE, || {
-            fd_passing::send(&*stream, &frame, &files)
-        });
+        let send =
+            stream.async_io(Interest::WRITABLE, || fd_passing::send(&*stream, &frame, &files));
         timeout(limits::HANDSHAKE_TIMEOUT, send)
             .await
             .map_err(|_elapsed| SessionError::Unread)??
@@ -117,6 +110,7 @@ async fn write_all(
 enum Done<S: DoorService> {
     Acquired { asked: usize, acquired: Acquired<S> },
     Flushed { known: bool },
+    Stated { json: String },
 }
 
 struct Session<S: DoorService> {
@@ -164,41 +158,26 @@ impl<S: DoorService> Session<S> {
         Some(match request {
             Request::Hello => refused("hello comes first, and once"),
             Request::Reserve { sizes } => self.reserve(&sizes),
-            Request::Publish {
-                namespace,
-                pulled,
-                blocks,
-            } => Reply::Published {
-                outcomes: self
-                    .reserved
-                    .publish(&*self.service, &namespace, &blocks, pulled),
+            Request::Publish { namespace, pulled, blocks } => Reply::Published {
+                outcomes: self.reserved.publish(&*self.service, &namespace, &blocks, pulled),
             },
             Request::Discard { extents } => self.discard(&extents),
-            Request::Acquire {
-                namespace,
-                fetch,
-                hashes,
-            } => return self.acquire(number, namespace, hashes, fetch),
-            Request::Release { holds } => done(self.holds.release(&holds)),
-            Request::FinishedSending { namespace, hashes } => Reply::Done {
-                count: self.service.finished_sending(&namespace, &hashes),
-            },
-            Request::Flush { deadline_ms } => return self.flush(number, deadline_ms),
-            Request::Stat => self.stat(),
-            Request::List {
-                namespace,
-                cursor,
-                max,
-            } => {
-                let page = self.service.list(namespace.as_ref(), cursor, max as usize);
-                Reply::Listed {
-                    next: page.next,
-                    entries: page.entries,
-                }
+            Request::Acquire { namespace, fetch, hashes } => {
+                return self.acquire(number, namespace, hashes, fetch);
             }
-            Request::Evictions { since } => Reply::Evicted {
-                entries: self.service.evictions(since, limits::DOOR_BLOCKS_MAX),
-            },
+            Request::Release { holds } => done(self.holds.release(&holds)),
+            Request::FinishedSending { namespace, hashes } => {
+                Reply::Done { count: self.service.finished_sending(&namespace, &hashes) }
+            }
+            Request::Flush { deadline_ms } => return self.flush(number, deadline_ms),
+            Request::Stat => return self.stat(number),
+            Request::List { namespace, cursor, max } => {
+                let page = self.service.list(namespace.as_ref(), cursor, max as usize);
+                Reply::Listed { next: page.next, entries: page.entries }
+            }
+            Request::Evictions { since } => {
+                Reply::Evicted { entries: self.service.evictions(since, limits::DOOR_BLOCKS_MAX) }
+            }
         })
     }
 
@@ -211,10 +190,7 @@ impl<S: DoorService> Session<S> {
         }
         match self.service.reserve(sizes) {
             Ok(memory) => Reply::Reserved {
-                extents: memory
-                    .into_iter()
-                    .map(|one| self.reserved.add(one))
-                    .collect(),
+                extents: memory.into_iter().map(|one| self.reserved.add(one)).collect(),
             },
             Err(ReserveError::Busy { pause_ms }) => Reply::Busy { pause_ms },
             Err(ReserveError::Refused(sentence)) => refused(&sentence),
@@ -222,10 +198,8 @@ impl<S: DoorService> Session<S> {
     }
 
     fn discard(&mut self, extents: &[Extent]) -> Reply {
-        let gone: Vec<S::Reserved> = extents
-            .iter()
-            .filter_map(|extent| self.reserved.take(*extent))
-            .collect();
+        let gone: Vec<S::Reserved> =
+            extents.iter().filter_map(|extent| self.reserved.take(*extent)).collect();
         done(gone.len())
     }
 
@@ -244,9 +218,7 @@ impl<S: DoorService> Session<S> {
             )));
         }
         if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(Reply::Busy {
-                pause_ms: limits::DOOR_WAITS_PAUSE_MS,
-            });
+            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
         }
         self.asked += asked;
         let service = Arc::clone(&self.service);
@@ -260,9 +232,7 @@ impl<S: DoorService> Session<S> {
 
     fn flush(&mut self, number: u32, deadline_ms: u32) -> Option<Reply> {
         if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(Reply::Busy {
-                pause_ms: limits::DOOR_WAITS_PAUSE_MS,
-            });
+            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
         }
         let wait = Duration::from_millis(deadline_ms.into()).min(limits::DOOR_FLUSH_MAX);
         let service = Arc::clone(&self.service);
@@ -277,32 +247,34 @@ impl<S: DoorService> Session<S> {
         match ended {
             Done::Acquired { asked, acquired } => {
                 self.asked -= asked;
-                Reply::Acquired {
-                    outcomes: self.holds.take_over(acquired),
-                }
+                Reply::Acquired { outcomes: self.holds.take_over(acquired) }
             }
             Done::Flushed { known } => Reply::Flushed { known },
+            Done::Stated { json } if json.len() > limits::DOOR_MESSAGE_BYTES_MAX => {
+                refused("the node's state is longer than a message: read its metrics instead")
+            }
+            Done::Stated { json } => Reply::Stat { json },
         }
     }
 
-    fn stat(&self) -> Reply {
-        let json = self.service.stat().to_string();
-        if json.len() > limits::DOOR_MESSAGE_BYTES_MAX {
-            return refused("the node's state is longer than a message: read its metrics instead");
+    fn stat(&mut self, number: u32) -> Option<Reply> {
+        if self.running.len() >= limits::DOOR_WAITS_MAX {
+            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
         }
-        Reply::Stat { json }
+        let service = Arc::clone(&self.service);
+        self.running.spawn(async move {
+            let json = service.stat().await.to_string();
+            (number, Done::Stated { json })
+        });
+        None
     }
 }
 
 fn done(count: usize) -> Reply {
-    Reply::Done {
-        count: u32::try_from(count).unwrap_or(u32::MAX),
-    }
+    Reply::Done { count: u32::try_from(count).unwrap_or(u32::MAX) }
 }
 
 fn refused(sentence: &str) -> Reply {
     let end = sentence.floor_char_boundary(SENTENCE_BYTES_MAX);
-    Reply::Refused {
-        sentence: sentence.get(..end).unwrap_or_default().to_owned(),
-    }
+    Reply::Refused { sentence: sentence.get(..end).unwrap_or_default().to_owned() }
 }

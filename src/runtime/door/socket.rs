@@ -64,11 +64,7 @@ pub enum BindError {
 
 impl BindError {
     pub(super) fn os(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
-        Self::Os {
-            action,
-            path: path.to_owned(),
-            source: source.into(),
-        }
+        Self::Os { action, path: path.to_owned(), source: source.into() }
     }
 
     /// Whose fault it is.
@@ -102,19 +98,15 @@ impl Drop for SocketFile {
 
 /// Binds and listens. The listener does not block.
 pub(super) fn bind(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), BindError> {
-    let address = SocketAddrUnix::new(path).map_err(|_too_long| BindError::PathTooLong {
-        path: path.to_owned(),
-    })?;
+    let address = SocketAddrUnix::new(path)
+        .map_err(|_too_long| BindError::PathTooLong { path: path.to_owned() })?;
     let _lock = lock_directory(path)?;
     remove_dead(path, &address)?;
     let socket = socket().map_err(|error| BindError::os("make a socket for", path, error))?;
     rustix::net::bind(&socket, &address).map_err(|error| BindError::os("bind", path, error))?;
     let found = std::fs::symlink_metadata(path)
         .map_err(|error| BindError::os("look at the new socket", path, error))?;
-    let file = SocketFile {
-        path: path.to_owned(),
-        identity: (found.dev(), found.ino()),
-    };
+    let file = SocketFile { path: path.to_owned(), identity: (found.dev(), found.ino()) };
     std::fs::set_permissions(path, Permissions::from_mode(mode))
         .map_err(|error| BindError::os("set the permissions of", path, error))?;
     let backlog = i32::try_from(limits::DOOR_CLIENTS_MAX).unwrap_or(i32::MAX);
@@ -134,9 +126,7 @@ fn socket() -> rustix::io::Result<OwnedFd> {
 
 /// The lock ends with the returned file.
 fn lock_directory(path: &Path) -> Result<File, BindError> {
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     let directory = File::open(parent)
         .map_err(|error| BindError::os("open the socket's directory", parent, error))?;
@@ -160,18 +150,14 @@ fn remove_dead(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
         Err(error) => return Err(BindError::os("look at", path, error)),
     };
     if !found.file_type().is_socket() {
-        return Err(BindError::NotASocket {
-            path: path.to_owned(),
-        });
+        return Err(BindError::NotASocket { path: path.to_owned() });
     }
     let probe = socket().map_err(|error| BindError::os("make a socket for", path, error))?;
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path)
             .map_err(|error| BindError::os("remove the dead socket", path, error)),
         // A full queue of waiting clients is an answer, too.
-        Ok(()) | Err(Errno::AGAIN) => Err(BindError::Taken {
-            path: path.to_owned(),
-        }),
+        Ok(()) | Err(Errno::AGAIN) => Err(BindError::Taken { path: path.to_owned() }),
         Err(error) => Err(BindError::os("probe the socket", path, error)),
     }
 }

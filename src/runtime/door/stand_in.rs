@@ -105,10 +105,7 @@ impl StandIn {
 
     /// Forgets every block that is not pinned.
     pub(crate) fn evict(&self) {
-        self.blocks
-            .lock()
-            .unwrap()
-            .retain(|_, block| block.pins > 0);
+        self.blocks.lock().unwrap().retain(|_, block| block.pins > 0);
     }
 
     /// Overwrites a resident's first byte.
@@ -136,11 +133,7 @@ impl StandIn {
         used.0.insert(offset, size);
         Some(Memory {
             used: Arc::clone(&self.used),
-            extent: Extent {
-                pool: PoolId(3),
-                offset,
-                len,
-            },
+            extent: Extent { pool: PoolId(3), offset, len },
         })
     }
 
@@ -153,10 +146,7 @@ impl StandIn {
         let block = Block {
             memory,
             checksum,
-            id: ResidentId {
-                slot,
-                generation: Generation(1),
-            },
+            id: ResidentId { slot, generation: Generation(1) },
             pins: 0,
             fetched,
         };
@@ -169,11 +159,7 @@ impl StandIn {
         let block = blocks.get_mut(&key)?;
         block.pins += 1;
         Some(AcquireOutcome::Ready(HeldBlock {
-            origin: if block.fetched {
-                BlockOrigin::Fetched
-            } else {
-                BlockOrigin::Local
-            },
+            origin: if block.fetched { BlockOrigin::Fetched } else { BlockOrigin::Local },
             rank: EvictionRank::FIRST,
             extent: block.memory.extent,
             checksum: block.checksum,
@@ -195,21 +181,14 @@ impl StandIn {
 }
 
 fn key(namespace: &Namespace, hash: BlockHash) -> BlockKey {
-    BlockKey {
-        namespace: namespace.id(),
-        hash,
-    }
+    BlockKey { namespace: namespace.id(), hash }
 }
 
 impl DoorService for StandIn {
     type Reserved = Memory;
 
     fn pools(&self) -> Vec<PoolHandle<'_>> {
-        vec![PoolHandle {
-            id: PoolId(3),
-            bytes: self.map.len(),
-            file: self.file.as_fd(),
-        }]
+        vec![PoolHandle { id: PoolId(3), bytes: self.map.len(), file: self.file.as_fd() }]
     }
 
     fn reserve(&self, sizes: &[u32]) -> Result<Vec<Memory>, ReserveError> {
@@ -229,15 +208,8 @@ impl DoorService for StandIn {
         blocks: Vec<Publish<Memory>>,
         pulled: bool,
     ) -> Vec<PublishOutcome> {
-        let cause = if pulled {
-            ResidentCause::PeerFetch
-        } else {
-            ResidentCause::PartialHit
-        };
-        self.names
-            .lock()
-            .unwrap()
-            .insert(namespace.id(), *namespace);
+        let cause = if pulled { ResidentCause::PeerFetch } else { ResidentCause::PartialHit };
+        self.names.lock().unwrap().insert(namespace.id(), *namespace);
         blocks
             .into_iter()
             .map(|block| {
@@ -263,11 +235,7 @@ impl DoorService for StandIn {
             .map(|hash| {
                 let key = key(&namespace, hash);
                 self.pin(key).unwrap_or_else(|| {
-                    if fetch {
-                        self.fetch(key)
-                    } else {
-                        AcquireOutcome::NotFound
-                    }
+                    if fetch { self.fetch(key) } else { AcquireOutcome::NotFound }
                 })
             })
             .collect()
@@ -295,14 +263,10 @@ impl DoorService for StandIn {
         registry.wait_for(|up| *up).await.is_ok()
     }
 
-    fn stat(&self) -> serde_json::Value {
+    async fn stat(&self) -> serde_json::Value {
         let blocks = self.blocks.lock().unwrap();
         serde_json::to_value(StatReport {
-            pools: vec![PoolStat {
-                id: 3,
-                bytes: self.map.len(),
-                free_bytes: 0,
-            }],
+            pools: vec![PoolStat { id: 3, bytes: self.map.len(), free_bytes: 0 }],
             residents: ResidentStat {
                 blocks: blocks.len() as u64,
                 ranks: vec![blocks.len() as u64],
@@ -378,13 +342,7 @@ impl Running {
         let served = runtime.spawn(door.serve(Arc::clone(&service), async {
             stopped.await.ok();
         }));
-        Self {
-            service,
-            directory,
-            stop: Some(stop),
-            served: Some(served),
-            runtime,
-        }
+        Self { service, directory, stop: Some(stop), served: Some(served), runtime }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
