@@ -17,10 +17,6 @@ impl Ends {
     pub(super) fn first(self) -> Option<u32> {
         (self.head != NIL).then_some(self.head)
     }
-
-    pub(super) fn last(self) -> Option<u32> {
-        (self.tail != NIL).then_some(self.tail)
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -98,9 +94,9 @@ mod tests {
         chain.push_back(&mut a, 0);
         chain.remove(&mut a, 4);
         chain.remove(&mut a, 0);
-        assert_eq!((list(&chain, a), a.last()), (vec![2], Some(2)));
+        assert_eq!((list(&chain, a), a.tail), (vec![2], 2));
         chain.remove(&mut a, 2);
-        assert_eq!((a.first(), a.last()), (None, None));
+        assert_eq!((a.first(), a.tail), (None, NIL));
         assert_eq!(list(&chain, b), [1]);
     }
 }

@@ -270,12 +270,10 @@ impl LeaseTable {
         self.book.release(slot);
     }
 
-    /// Puts a lease at the end of the expiry queue. Its deadline is never before the one ahead of it,
-    /// also where the caller's time went backwards.
+    /// Puts a lease at the end of the expiry queue. Where the caller's time has gone backwards, it
+    /// may expire as late as the lease ahead of it, never early.
     fn enqueue(&mut self, slot: u32, now: Timestamp) {
-        let last = self.live.last().and_then(|last| self.book.slot(last));
-        let ahead = last.map_or(Timestamp::ZERO, |last| last.deadline);
-        let deadline = (now + self.config.ttl).max(ahead);
+        let deadline = now + self.config.ttl;
         if let Some(lease) = self.book.slot_mut(slot) {
             lease.deadline = deadline;
             self.by_deadline.push_back(&mut self.live, slot);
