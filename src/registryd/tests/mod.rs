@@ -256,7 +256,7 @@ async fn garbage_silence_and_a_trickle_end_their_own_connection_only() {
     garbage.write_all(&[0x16; 4096]).await.unwrap();
     closed(garbage).await;
     let silent = TcpStream::connect(running.address).await.unwrap();
-    assert_eq!(closed(silent).await, 0);
+    closed(silent).await;
     let mut trickle = TcpStream::connect(running.address).await.unwrap();
     trickle.write_all(b"PRI * HT").await.unwrap();
     closed(trickle).await;

@@ -292,8 +292,13 @@ impl Task {
         self.resync = Some(resync);
     }
 
-    /// Tells those who wait and those who look.
+    /// Tells those who look, then those who wait: who waited sees the state that ended the wait.
     fn publish(&self) {
+        let mut state = lock(&self.shared.state);
+        state.connected = self.connected;
+        state.registration = self.registration;
+        state.resyncing = self.resync.is_some() || self.registration.is_none();
+        drop(state);
         let answered = lock(&self.shared.pending).answered();
         self.shared
             .progress
@@ -302,10 +307,6 @@ impl Task {
                 progress.answered = answered;
                 moved
             });
-        let mut state = lock(&self.shared.state);
-        state.connected = self.connected;
-        state.registration = self.registration;
-        state.resyncing = self.resync.is_some() || self.registration.is_none();
     }
 
     async fn leave(&self, stop: Option<Stop>) {
