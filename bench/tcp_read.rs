@@ -7,7 +7,7 @@
     clippy::disallowed_methods,
     clippy::print_stdout,
     clippy::unwrap_used,
-    clippy::indexing_slicing,
+    clippy::panic,
     reason = "a measurement reads the clock and prints; a failure in it may panic"
 )]
 

@@ -177,9 +177,15 @@ impl TcpFabric {
             Context { regions: &self.regions, waiter: &self.waiter, scratch: &mut self.scratch };
         // Outside a poll nothing is received, so nothing is put into this one.
         let mut none = EventBatch::default();
+        let polling = batch.is_some();
         let batch = batch.unwrap_or(&mut none);
         match act(connection, &mut context, batch) {
             Ok(result) => Some(result),
+            // A stream that the peer closed stays readable: the next poll finds the same end, and can
+            // deliver what the peer said before it.
+            Err(broken) if broken.reason == CloseReason::PeerClosed && !polling => {
+                Some(R::default())
+            }
             Err(broken) => {
                 if broken.reason == CloseReason::PeerClosed {
                     connection.take_last_messages(&mut self.scratch, batch);

@@ -1,0 +1,305 @@
+//! What every fabric must do, written against the trait alone. A fabric's test file brings a
+//! [`Harness`] and calls [`conformance_tests!`].
+//!
+//! Both ends live in the test's own thread and are polled in turn, so a test decides what each end
+//! has seen and done at any moment; nothing sleeps.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests: they fail by panicking, sizes are small, a wait has a deadline"
+)]
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use kvrail::fabric::{
+    Access, CloseReason, CompletionStatus, ConnectionId, EventBatch, Fabric, FabricEvent,
+    ReadBatch, ReadWork, Region, RegisteredSpan, RemoteSpan, WrId,
+};
+
+mod access;
+mod closing;
+mod messages;
+mod reads;
+
+pub(crate) use access::*;
+pub(crate) use closing::*;
+pub(crate) use messages::*;
+pub(crate) use reads::*;
+
+/// How a test makes fabrics and touches their memory.
+pub(crate) trait Harness {
+    /// The fabric under test.
+    type Fabric: Fabric;
+
+    /// A fabric that others can connect to.
+    fn fabric() -> Self::Fabric;
+    /// Where others find it.
+    fn endpoint(fabric: &Self::Fabric) -> <Self::Fabric as Fabric>::Endpoint;
+    /// A place where no fabric is.
+    fn nowhere() -> <Self::Fabric as Fabric>::Endpoint;
+    /// Memory of zeros.
+    fn memory(len: u64) -> Arc<Memory<Self>>;
+    /// Writes to memory.
+    fn write(memory: &Memory<Self>, offset: u64, bytes: &[u8]);
+    /// Reads from memory.
+    fn read(memory: &Memory<Self>, offset: u64, len: usize) -> Vec<u8>;
+}
+
+/// The memory of a harness's fabric.
+pub(crate) type Memory<H> = <<H as Harness>::Fabric as Fabric>::Memory;
+
+/// How long a condition may take to come true.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// An event, with the message's bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Accepted(ConnectionId),
+    Connected(ConnectionId),
+    Message(ConnectionId, Vec<u8>),
+    Completed(ConnectionId, WrId, CompletionStatus),
+    Closed(ConnectionId, CloseReason),
+}
+
+/// A fabric and everything that it has reported.
+pub(crate) struct End<H: Harness> {
+    pub(crate) fabric: H::Fabric,
+    pub(crate) seen: Vec<Seen>,
+    batch: EventBatch,
+}
+
+impl<H: Harness> End<H> {
+    pub(crate) fn new() -> Self {
+        Self {
+            fabric: H::fabric(),
+            seen: Vec::new(),
+            batch: EventBatch::default(),
+        }
+    }
+
+    pub(crate) fn poll(&mut self) {
+        self.batch.clear();
+        let wait = Duration::from_millis(1);
+        self.fabric.poll(&mut self.batch, wait).unwrap();
+        for event in &self.batch.events {
+            self.seen.push(match *event {
+                FabricEvent::Accepted { connection } => Seen::Accepted(connection),
+                FabricEvent::Connected { connection } => Seen::Connected(connection),
+                FabricEvent::Message {
+                    connection,
+                    start,
+                    end,
+                } => Seen::Message(connection, self.batch.message(start, end).to_vec()),
+                FabricEvent::Completed(done) => {
+                    Seen::Completed(done.connection, done.wr_id, done.status)
+                }
+                FabricEvent::Closed { connection, reason } => Seen::Closed(connection, reason),
+            });
+        }
+    }
+
+    /// How the READs of a connection ended, in the order of their completions.
+    pub(crate) fn completions(&self, of: ConnectionId) -> Vec<(u32, CompletionStatus)> {
+        let one = |seen: &Seen| match *seen {
+            Seen::Completed(id, wr_id, status) if id == of => Some((wr_id.slot, status)),
+            _ => None,
+        };
+        self.seen.iter().filter_map(one).collect()
+    }
+
+    /// Why a connection ended, once it has.
+    pub(crate) fn closed(&self, of: ConnectionId) -> Option<CloseReason> {
+        self.seen.iter().find_map(|seen| match *seen {
+            Seen::Closed(id, reason) if id == of => Some(reason),
+            _ => None,
+        })
+    }
+
+    /// The messages of a connection.
+    pub(crate) fn messages(&self, of: ConnectionId) -> Vec<&[u8]> {
+        let one = |seen: &'_ Seen| matches!(seen, Seen::Message(id, _) if *id == of);
+        let all = self.seen.iter().filter(|seen| one(seen));
+        all.map(|seen| match seen {
+            Seen::Message(_, bytes) => bytes.as_slice(),
+            _ => &[],
+        })
+        .collect()
+    }
+
+    /// Registers fresh memory that holds `bytes`.
+    pub(crate) fn region(&mut self, bytes: &[u8], access: Access) -> (Region, Weak<Memory<H>>) {
+        let memory = H::memory(bytes.len() as u64);
+        H::write(&memory, 0, bytes);
+        let weak = Arc::downgrade(&memory);
+        (self.fabric.register(memory, access).unwrap(), weak)
+    }
+}
+
+/// Polls both ends until `done`; fails at the deadline.
+pub(crate) fn pump<H: Harness>(
+    a: &mut End<H>,
+    b: &mut End<H>,
+    mut done: impl FnMut(&mut End<H>, &mut End<H>) -> bool,
+) {
+    let start = Instant::now();
+    while !done(a, b) {
+        assert!(
+            start.elapsed() < DEADLINE,
+            "a: {:?} b: {:?}",
+            a.seen,
+            b.seen
+        );
+        a.poll();
+        b.poll();
+    }
+}
+
+/// Two connected fabrics: `a` reads, `b` holds.
+pub(crate) struct Pair<H: Harness> {
+    pub(crate) a: End<H>,
+    pub(crate) b: End<H>,
+    /// The connection as `a` names it.
+    pub(crate) at_a: ConnectionId,
+    /// The same one as `b` names it.
+    pub(crate) at_b: ConnectionId,
+}
+
+impl<H: Harness> Pair<H> {
+    /// Connected, and admitted at both ends.
+    pub(crate) fn new() -> Self {
+        let mut pair = Self::strangers();
+        pair.a.fabric.admit(pair.at_a).unwrap();
+        pair.b.fabric.admit(pair.at_b).unwrap();
+        pair
+    }
+
+    /// Connected, nobody admitted.
+    pub(crate) fn strangers() -> Self {
+        let (mut a, mut b) = (End::new(), End::new());
+        let (at_a, at_b) = connect(&mut a, &mut b);
+        Self { a, b, at_a, at_b }
+    }
+
+    pub(crate) fn pump(&mut self, mut done: impl FnMut(&mut End<H>, &mut End<H>) -> bool) {
+        pump(&mut self.a, &mut self.b, |a, b| done(a, b));
+    }
+
+    /// Posts READs from `a`.
+    pub(crate) fn post(&mut self, reads: &[Read]) {
+        let batch = batch(reads);
+        self.a.fabric.post(self.at_a, &batch).unwrap();
+    }
+
+    /// Polls until `a` has seen so many completions; all must be successes.
+    pub(crate) fn succeed(&mut self, count: usize) {
+        let at_a = self.at_a;
+        self.pump(|a, _| a.completions(at_a).len() >= count);
+        let done = self.a.completions(at_a);
+        assert_eq!(done.len(), count);
+        let success = |(_, status): &(u32, _)| *status == CompletionStatus::Success;
+        assert!(done.iter().all(success), "{done:?}");
+    }
+
+    /// What lies in a registered region's memory.
+    pub(crate) fn bytes(memory: &Weak<Memory<H>>, offset: u64, len: usize) -> Vec<u8> {
+        H::read(&memory.upgrade().unwrap(), offset, len)
+    }
+}
+
+/// Connects `a` to `b`; answers the connection's id at either end.
+pub(crate) fn connect<H: Harness>(a: &mut End<H>, b: &mut End<H>) -> (ConnectionId, ConnectionId) {
+    let at_a = a.fabric.connect(&H::endpoint(&b.fabric)).unwrap();
+    let before = b.seen.len();
+    let mut at_b = None;
+    pump(a, b, |a, b| {
+        at_b = b.seen[before..].iter().find_map(|seen| match *seen {
+            Seen::Accepted(id) => Some(id),
+            _ => None,
+        });
+        at_b.is_some() && a.seen.contains(&Seen::Connected(at_a))
+    });
+    (at_a, at_b.unwrap())
+}
+
+/// One READ of a test.
+#[derive(Debug, Clone)]
+pub(crate) struct Read {
+    pub(crate) slot: u32,
+    pub(crate) remote: RemoteSpan,
+    pub(crate) into: Vec<RegisteredSpan>,
+}
+
+impl Read {
+    /// Reads a span of `from` into the same offset of `into`.
+    pub(crate) fn same(slot: u32, from: &Region, into: &Region, offset: u64, len: u32) -> Self {
+        Self {
+            slot,
+            remote: from.remote(offset, len).unwrap(),
+            into: vec![span(into, offset, len)],
+        }
+    }
+}
+
+/// A local span.
+pub(crate) fn span(region: &Region, offset: u64, len: u32) -> RegisteredSpan {
+    RegisteredSpan {
+        region: region.id,
+        offset,
+        len,
+    }
+}
+
+/// READs as a fabric takes them.
+pub(crate) fn batch(reads: &[Read]) -> ReadBatch {
+    let mut batch = ReadBatch::default();
+    for read in reads {
+        batch.works.push(ReadWork {
+            wr_id: WrId {
+                slot: read.slot,
+                generation: 7,
+            },
+            remote: read.remote,
+            segments: u16::try_from(read.into.len()).unwrap(),
+        });
+        batch.segments.extend(&read.into);
+    }
+    batch
+}
+
+/// A small generator of numbers that look random and are the same in every run.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let words = std::iter::repeat_with(|| self.below(u64::MAX).to_le_bytes());
+        words.flatten().take(len).collect()
+    }
+}
+
+/// Makes one `#[test]` per function of the suite.
+#[macro_export]
+macro_rules! conformance_tests {
+    ($harness:ty: $($name:ident),+ $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                conformance::$name::<$harness>();
+            }
+        )+
+    };
+}
