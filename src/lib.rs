@@ -26,3 +26,5 @@ pub mod runtime;
 pub mod client;
 
 // shell: the outside
+pub mod config;
+pub mod cli;

@@ -3,6 +3,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt;
+
 use super::stand_in::{Running, eventually, hash, namespace, remote};
 use super::*;
 use crate::client::{Acquired, Client};
@@ -280,22 +282,21 @@ fn a_trickling_frame_is_cut_off_and_an_idle_client_is_not() {
         .enable_all()
         .build()
         .unwrap();
+    let patience = Duration::from_millis(20);
     runtime.block_on(async {
-        let (here, mut there) = tokio::io::duplex(1 << 10);
-        let mut frames = frames::FrameReader::new();
+        let (mut here, mut there) = tokio::io::duplex(1 << 10);
+        let mut frames = frames::FrameReader::new(patience);
+        let idle = tokio::time::timeout(5 * patience, frames.next(&mut here)).await;
+        assert!(idle.is_err(), "{idle:?}");
+
         let mut frame = Vec::new();
         Request::Stat.encode(1, &mut frame).unwrap();
-        let mut here = here;
-        let trickle = async {
-            use tokio::io::AsyncWriteExt;
-            there.write_all(&frame[..5]).await.unwrap();
-            std::future::pending::<()>().await;
-        };
-        let ended = tokio::select! {
-            ended = frames.next(&mut here) => ended,
-            () = trickle => unreachable!("pending"),
-        };
-        assert!(matches!(ended, Err(session::SessionError::Slow)));
+        there.write_all(&frame).await.unwrap();
+        there.write_all(&frame[..5]).await.unwrap();
+        let whole = frames.next(&mut here).await.unwrap();
+        assert_eq!(whole, Some((1, Request::Stat)));
+        let ended = tokio::time::timeout(Duration::from_secs(10), frames.next(&mut here)).await;
+        assert!(matches!(ended, Ok(Err(session::SessionError::Slow))));
     });
 }
 
