@@ -4,9 +4,19 @@
 //! correct (an argument, a file, a setting); 1 is anything else. To add a command, add its variant to
 //! [`Command`] and its arm to `dispatch`.
 
+mod chain;
+mod demo;
+mod door;
+#[cfg(test)]
+mod door_tests;
+mod get;
+mod ls;
 mod process;
+mod put;
 mod registry;
 mod serve;
+mod sink;
+mod stat;
 #[cfg(test)]
 mod tests;
 
@@ -80,18 +90,33 @@ const PLACES: &str = "Every setting can also be given as a variable (--lease-ttl
 /// What `kvrail` does.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show the main job on this machine: three nodes that move blocks, and their ranks.
+    Demo(demo::DemoArgs),
     /// Run a node: memory pools, peers, local engines, metrics.
     #[command(after_help = PLACES)]
     Serve(Box<ServeSettings>),
     /// Run the owner registry of a cluster.
     #[command(after_help = PLACES)]
     Registry(RegistrySettings),
+    /// Save a file as blocks of the local node, and print their hashes.
+    Put(put::PutArgs),
+    /// Read blocks back into a file, from the local node and its peers.
+    Get(get::GetArgs),
+    /// Show what the local node holds, and who reads it.
+    Stat(stat::StatArgs),
+    /// List the blocks of the local node.
+    Ls(ls::LsArgs),
 }
 
 fn dispatch(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(*settings),
         Command::Registry(settings) => registry::run(settings),
+        Command::Demo(args) => demo::run(&args),
+        Command::Put(args) => put::run(&args),
+        Command::Get(args) => get::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Ls(args) => ls::run(&args),
     }
 }
 

@@ -1,10 +1,11 @@
 //! Whole frames out of a stream.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout_at};
 
 use super::session::SessionError;
-use crate::limits;
 use crate::protocol::door::{HEADER_BYTES, Header, Request};
 
 /// Bytes that one read may take beyond what is buffered. The buffer grows by at most so much beyond
@@ -15,11 +16,17 @@ const READ_BYTES: usize = 64 << 10;
 pub(super) struct FrameReader {
     buffer: Vec<u8>,
     begun: Option<Instant>,
+    patience: Duration,
 }
 
 impl FrameReader {
-    pub(super) fn new() -> Self {
-        Self { buffer: Vec::new(), begun: None }
+    /// A frame must be whole within `patience` of its first byte.
+    pub(super) fn new(patience: Duration) -> Self {
+        Self {
+            buffer: Vec::new(),
+            begun: None,
+            patience,
+        }
     }
 
     /// The next request and its number; `None` at the end of the stream. Cancelling loses nothing.
@@ -34,13 +41,17 @@ impl FrameReader {
             self.buffer.reserve(READ_BYTES);
             let read = stream.read_buf(&mut self.buffer);
             let got = match self.begun {
-                Some(begun) => timeout_at(begun + limits::HANDSHAKE_TIMEOUT, read)
+                Some(begun) => timeout_at(begun + self.patience, read)
                     .await
                     .map_err(|_elapsed| SessionError::Slow)??,
                 None => read.await?,
             };
             if got == 0 {
-                return if self.buffer.is_empty() { Ok(None) } else { Err(SessionError::Cut) };
+                return if self.buffer.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(SessionError::Cut)
+                };
             }
             self.begun.get_or_insert_with(Instant::now);
         }

@@ -44,7 +44,7 @@ pub(super) async fn run<S: DoorService>(
     service: Arc<S>,
     mut stream: UnixStream,
 ) -> Result<(), SessionError> {
-    let mut frames = FrameReader::new();
+    let mut frames = FrameReader::new(limits::HANDSHAKE_TIMEOUT);
     let hello = timeout(limits::HANDSHAKE_TIMEOUT, frames.next(&mut stream))
         .await
         .map_err(|_elapsed| SessionError::Slow)??;

@@ -1,0 +1,122 @@
+//! `kvrail stat`: the state of a node.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::CliError;
+use super::door::{DoorArgs, write_json, written};
+use crate::config::Size;
+use crate::protocol::door::stat::StatReport;
+
+/// Arguments of `kvrail stat`.
+#[derive(Debug, Clone, Args)]
+pub struct StatArgs {
+    /// Print the node's state as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Where the node is.
+    #[command(flatten)]
+    pub door: DoorArgs,
+}
+
+/// Prints the node's residents by rank, its pools, the leases by requester, the registry's state and
+/// the peers.
+///
+/// # Errors
+/// [`CliError::Failed`] where there is no node or it does not answer.
+pub fn run(args: &StatArgs) -> Result<ExitCode, CliError> {
+    stat(args, &mut io::stdout().lock())
+}
+
+pub(super) fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<ExitCode, CliError> {
+    let client = args.door.connect()?;
+    let result = if args.json {
+        write_json(out, &client.stat_json()?)
+    } else {
+        out.write_all(text(&client.stat()?).as_bytes())
+    };
+    written(result.and_then(|()| out.flush()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The state as a person reads it.
+fn text(report: &StatReport) -> String {
+    let node = &report.node;
+    let residents = &report.residents;
+    let registry = &report.registry;
+    let mut summary = table(&[], 0);
+    summary.add_row(["node", &node.id]);
+    summary.add_row(["address", &node.address]);
+    summary.add_row(["requester", &node.requester]);
+    summary.add_row(["transport", &node.transport]);
+    summary.add_row(["policy", &node.policy]);
+    let held = format!(
+        "{} blocks, {}, {} pinned",
+        residents.blocks,
+        human(residents.bytes),
+        residents.pinned
+    );
+    summary.add_row(["residents", &held]);
+    let registry = format!(
+        "{} ({}), {} changes not confirmed",
+        registry.state, registry.endpoint, registry.pending
+    );
+    summary.add_row(["registry", &registry]);
+
+    let mut ranks = table(&["rank", "blocks"], 0);
+    for (count, rank) in residents.ranks.iter().zip(1..) {
+        if *count > 0 {
+            ranks.add_row([format!("{rank}"), format!("{count}")]);
+        }
+    }
+    let mut pools = table(&["pool", "size", "used", "free"], 1);
+    for pool in &report.pools {
+        let used = pool.bytes.saturating_sub(pool.free_bytes);
+        pools.add_row([
+            pool.id.to_string(),
+            Size(pool.bytes).to_string(),
+            human(used),
+            human(pool.free_bytes),
+        ]);
+    }
+    let mut requesters = table(&["requester", "leases", "blocks", "bytes"], 1);
+    for one in &report.requesters {
+        requesters.add_row([
+            one.name.clone(),
+            one.leases.to_string(),
+            one.blocks.to_string(),
+            human(one.bytes),
+        ]);
+    }
+    let mut peers = table(&["peer", "address", "state"], 3);
+    for peer in &report.peers {
+        peers.add_row([&peer.id, &peer.address, &peer.state]);
+    }
+    [summary, ranks, pools, requesters, peers]
+        .iter()
+        .filter(|table| !table.is_empty())
+        .map(|table| format!("{}\n", table.trim_fmt()))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// A table without lines, whose columns from `numbers` on are right-aligned.
+fn table(header: &[&str], numbers: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    if header.is_empty() {
+        return table;
+    }
+    table.set_header(header);
+    for column in table.column_iter_mut().skip(numbers) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn human(bytes: u64) -> String {
+    bytesize::ByteSize(bytes).display().iec().to_string()
+}
