@@ -46,14 +46,13 @@ impl Source {
 }
 
 /// Folders that hold nothing of the project's own.
-const FOREIGN: [&str; 7] = [
+const FOREIGN: [&str; 6] = [
     ".git",
     "target",
     "shared",
     "corpus",
     "artifacts",
     "coverage",
-    ".idea",
 ];
 
 /// Every file of the project; what is no text is read as well as it can be.
