@@ -2,7 +2,7 @@
 //!
 //! A command that fails says why in one sentence on standard error. Exit code 2 is the caller's to
 //! correct (an argument, a file, a setting); 1 is anything else. To add a command, add its variant to
-//! [`Command`] and its arm to `dispatch`.
+//! `Command` and its arm to `dispatch`.
 
 mod chain;
 mod demo;
