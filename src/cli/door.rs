@@ -54,10 +54,7 @@ pub(super) struct Patience {
 
 impl Patience {
     pub(super) fn new(timeout: Duration) -> Self {
-        Self {
-            deadline: Deadline::after(timeout),
-            tries: 0,
-        }
+        Self { deadline: Deadline::after(timeout), tries: 0 }
     }
 
     /// Waits before another try; false where there is to be none.
@@ -84,9 +81,7 @@ pub(super) fn written(result: io::Result<()>) -> Result<bool, CliError> {
     match result {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(CliError::failed(format_args!(
-            "cannot write the output: {error}"
-        ))),
+        Err(error) => Err(CliError::failed(format_args!("cannot write the output: {error}"))),
     }
 }
 

@@ -275,9 +275,7 @@ impl Restore<'_> {
         let pools: u64 = client.pools().iter().map(|pool| pool.bytes()).sum();
         let bytes = BATCH_BYTES.min(pools / BATCH_SHARE);
         let blocks = bytes / (self.buffer.len() as u64).max(1);
-        usize::try_from(blocks)
-            .unwrap_or(BATCH_MAX)
-            .clamp(1, BATCH_MAX)
+        usize::try_from(blocks).unwrap_or(BATCH_MAX).clamp(1, BATCH_MAX)
     }
 
     /// What is wrong with the first block that is not written.

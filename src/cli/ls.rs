@@ -39,12 +39,7 @@ pub fn run(args: &LsArgs) -> Result<ExitCode, CliError> {
 pub(super) fn ls(args: &LsArgs, out: &mut dyn Write) -> Result<ExitCode, CliError> {
     let client = args.door.connect()?;
     let mut cursor = None;
-    if !args.json
-        && !written(row(
-            out,
-            ["RANK", "BYTES", "PINS", "READERS", "HASH NAMESPACE"],
-        ))?
-    {
+    if !args.json && !written(row(out, ["RANK", "BYTES", "PINS", "READERS", "HASH NAMESPACE"]))? {
         return Ok(ExitCode::SUCCESS);
     }
     loop {
@@ -75,9 +70,7 @@ fn print(entry: &ListEntry, json: bool, out: &mut dyn Write) -> io::Result<()> {
         });
         return write_json(out, &object);
     }
-    let name = entry
-        .name
-        .map_or_else(|| format!("#{id}"), |name| name.to_string());
+    let name = entry.name.map_or_else(|| format!("#{id}"), |name| name.to_string());
     row(
         out,
         [

@@ -5,18 +5,18 @@
 //! `Command` and its arm to `dispatch`.
 
 mod chain;
-mod demo;
-mod door;
+pub mod demo;
+pub mod door;
 #[cfg(test)]
 mod door_tests;
-mod get;
-mod ls;
+pub mod get;
+pub mod ls;
 mod process;
-mod put;
+pub mod put;
 mod registry;
 mod serve;
 mod sink;
-mod stat;
+pub mod stat;
 #[cfg(test)]
 mod tests;
 

@@ -51,30 +51,17 @@ impl Target {
         if path.file_name().is_none() {
             return refuse("is no name of a file: give -o a file");
         }
-        let parent = path
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty());
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = parent.unwrap_or(Path::new(".")).to_owned();
         let draft = draft(&directory).map_err(|error| {
-            CliError::usage(format_args!(
-                "cannot write into {}: {error}",
-                directory.display()
-            ))
+            CliError::usage(format_args!("cannot write into {}: {error}", directory.display()))
         })?;
-        Ok(Self {
-            draft,
-            directory,
-            path,
-        })
+        Ok(Self { draft, directory, path })
     }
 
     /// Gives the file its name.
     pub(super) fn keep(self) -> Result<(), CliError> {
-        let Self {
-            draft,
-            directory,
-            path,
-        } = self;
+        let Self { draft, directory, path } = self;
         let kept = match draft {
             Draft::Hidden(file) => file.persist(&path).map(drop).map_err(|error| error.error),
             Draft::Nameless(file) => name(&file, &directory, &path),
@@ -111,9 +98,7 @@ fn draft(directory: &Path) -> io::Result<Draft> {
 
 fn hidden() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
-    builder
-        .prefix(".kvrail-")
-        .permissions(Permissions::from_mode(MODE));
+    builder.prefix(".kvrail-").permissions(Permissions::from_mode(MODE));
     builder
 }
 

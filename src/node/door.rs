@@ -41,7 +41,7 @@ impl Inner {
     fn publish_one(&self, key: BlockKey, block: Publish<Reserved>, pulled: bool) -> PublishOutcome {
         let Reserved { memory, stored_before } = block.memory;
         let origin = Origin::Saved { owners: None };
-        match self.residency.admit(key, memory, block.checksum, origin, false) {
+        match self.residency.admit(key, memory, block.checksum, origin) {
             Admitted::Stored(_) => PublishOutcome::Stored,
             Admitted::Full => PublishOutcome::Refused,
             Admitted::AlreadyResident(found) => {

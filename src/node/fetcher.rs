@@ -52,6 +52,13 @@ struct Lend {
     positions: Vec<usize>,
 }
 
+/// What a read got so far, and whom it does not ask again.
+#[derive(Debug)]
+struct Got {
+    outcomes: Vec<FetchOutcome>,
+    avoid: Vec<NodeId>,
+}
+
 impl Fetcher {
     pub(super) fn new(
         node: NodeId,
@@ -70,23 +77,21 @@ impl Fetcher {
         namespace: NamespaceId,
         hashes: &[BlockHash],
     ) -> Vec<FetchOutcome> {
-        let mut outcomes = vec![FetchOutcome::NotFound; hashes.len()];
-        let mut avoid = Vec::new();
+        let mut got =
+            Got { outcomes: vec![FetchOutcome::NotFound; hashes.len()], avoid: Vec::new() };
         let mut open: Vec<usize> = (0..hashes.len()).collect();
         for _round in 0..ROUNDS {
-            let lends = self.plan(namespace, hashes, &open, &avoid).await;
+            let lends = self.plan(namespace, hashes, &open, &got.avoid).await;
             if lends.is_empty() {
                 break;
             }
-            self.run(namespace, hashes, lends, &mut outcomes, &mut avoid).await;
-            open.retain(|at| {
-                matches!(outcomes.get(*at), Some(FetchOutcome::NotFound | FetchOutcome::Failed(_)))
-            });
-            if open.is_empty() || avoid.is_empty() {
+            self.run(namespace, hashes, lends, &mut got).await;
+            open.retain(|at| got.outcomes.get(*at).is_some_and(FetchOutcome::is_disappointing));
+            if open.is_empty() {
                 break;
             }
         }
-        outcomes
+        got.outcomes
     }
 
     /// Who to ask for what. A registry that does not answer leaves every block without an owner.
@@ -132,8 +137,7 @@ impl Fetcher {
         namespace: NamespaceId,
         hashes: &[BlockHash],
         lends: Vec<Lend>,
-        outcomes: &mut [FetchOutcome],
-        avoid: &mut Vec<NodeId>,
+        into: &mut Got,
     ) {
         let mut waiting = lends.into_iter();
         let mut running = JoinSet::new();
@@ -152,14 +156,11 @@ impl Fetcher {
             let Some(joined) = running.join_next().await else { return };
             // A lend that panicked leaves its blocks as they were: not found.
             let Ok((lend, got)) = joined else { continue };
-            let disappointing = |outcome: &FetchOutcome| {
-                matches!(outcome, FetchOutcome::NotFound | FetchOutcome::Failed(_))
-            };
-            if got.iter().any(disappointing) && !avoid.contains(&lend.owner) {
-                avoid.push(lend.owner);
+            if got.iter().any(FetchOutcome::is_disappointing) && !into.avoid.contains(&lend.owner) {
+                into.avoid.push(lend.owner);
             }
             for (at, outcome) in lend.positions.iter().zip(got) {
-                if let Some(slot) = outcomes.get_mut(*at) {
+                if let Some(slot) = into.outcomes.get_mut(*at) {
                     *slot = outcome;
                 }
             }

@@ -22,14 +22,13 @@ mod residency;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use options::{NodeError, NodeOptions, RegistryChoice};
 pub use residency::Reserved;
 
 use crate::event::EventSink;
-use crate::fabric::{Access, Fabric, FabricError};
+use crate::fabric::{Access, Fabric};
 use crate::memory::{HostPool, Mapping};
 use crate::net::GrpcRegistry;
 use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
@@ -44,7 +43,7 @@ use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
 };
 use crate::runtime::clock::Clock;
-use crate::runtime::data::{self, DataHandle, PeerSnapshot};
+use crate::runtime::data::{self, DataHandle, DataJoin, PeerSnapshot};
 use crate::runtime::door::Door;
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
@@ -101,7 +100,7 @@ pub struct Node {
     door: tokio::task::JoinHandle<()>,
     announcer: Announcer,
     reclaimer: Reclaimer,
-    data: JoinHandle<Result<(), FabricError>>,
+    data: DataJoin,
 }
 
 impl Residents for Residency {
@@ -327,7 +326,7 @@ fn start_data(
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
-) -> Result<(DataHandle<SocketAddr>, JoinHandle<Result<(), FabricError>>), NodeError> {
+) -> Result<(DataHandle<SocketAddr>, DataJoin), NodeError> {
     let mut regions = Vec::with_capacity(residency.pools.len());
     for pool in &residency.pools {
         let mapping: Arc<Mapping> = Arc::clone(pool.mapping());

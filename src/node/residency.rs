@@ -152,15 +152,16 @@ impl Residency {
         at.is_some_and(|at| at.load(Ordering::Relaxed) > stored_before)
     }
 
-    /// Makes a block resident.
+    /// Makes a block resident; a fetched one is pinned once.
     pub(super) fn admit(
         &self,
         key: BlockKey,
         memory: Reservation,
         checksum: u64,
         origin: Origin,
-        pinned: bool,
     ) -> Admitted {
+        // A fetched block arrives for a reader, which waits for it; a saved one waits for nobody.
+        let pinned = matches!(origin, Origin::Fetched { .. });
         let payload = Payload { extent: memory.extent(), checksum };
         let mut inserted = self.store.insert(key, payload, origin, pinned);
         if inserted == Err(InsertError::Full) && self.evict(1) > 0 {
@@ -174,9 +175,7 @@ impl Residency {
                 if let Some(at) = self.stored_at.get(found.id.slot as usize) {
                     at.store(number, Ordering::Relaxed);
                 }
-                if matches!(origin, Origin::Fetched { .. })
-                    && lock(&self.evictions).is_refetch(&key, self.clock.now())
-                {
+                if pinned && lock(&self.evictions).is_refetch(&key, self.clock.now()) {
                     self.sink.emit(Event::RefetchedAfterEviction);
                 }
                 self.announce(key);
@@ -196,7 +195,7 @@ impl Residency {
         checksum: u64,
         source: EvictionRank,
     ) -> Admitted {
-        match self.admit(key, memory, checksum, Origin::Fetched { source }, true) {
+        match self.admit(key, memory, checksum, Origin::Fetched { source }) {
             Admitted::AlreadyResident(_) => {
                 self.store.already_resident(&key, ResidentCause::PeerFetch);
                 // An eviction in between, or a pin too many, leaves the reader to ask again.

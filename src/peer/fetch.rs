@@ -48,6 +48,14 @@ pub enum FetchOutcome {
     Failed(Scope),
 }
 
+impl FetchOutcome {
+    /// Whether another owner may do better.
+    #[must_use]
+    pub const fn is_disappointing(&self) -> bool {
+        matches!(self, Self::NotFound | Self::Failed(_))
+    }
+}
+
 /// A fetch that is over.
 #[derive(Debug)]
 pub struct Fetched {

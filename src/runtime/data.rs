@@ -127,6 +127,9 @@ impl<E> DataHandle<E> {
     }
 }
 
+/// The data thread; its result says why it ended.
+pub type DataJoin = JoinHandle<Result<(), FabricError>>;
+
 /// Starts the data thread.
 ///
 /// # Errors
@@ -136,7 +139,7 @@ pub fn spawn<F, L>(
     peers: Peers<L>,
     landing: L,
     clock: Clock,
-) -> std::io::Result<(DataHandle<F::Endpoint>, JoinHandle<Result<(), FabricError>>)>
+) -> std::io::Result<(DataHandle<F::Endpoint>, DataJoin)>
 where
     F: Fabric + Send + 'static,
     F::Endpoint: Send + 'static,

@@ -1,9 +1,6 @@
 //! Peers that break the rules, played by plain sockets. What honest fabrics do is in
 //! `tests/conformance`.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "the sizes of tests are small constants"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "the sizes of tests are small constants")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -45,10 +42,7 @@ struct Node {
 
 impl Node {
     fn new(config: TcpConfig) -> Self {
-        Self {
-            fabric: TcpFabric::new(config).unwrap(),
-            events: Vec::new(),
-        }
+        Self { fabric: TcpFabric::new(config).unwrap(), events: Vec::new() }
     }
 
     fn poll(&mut self) {
@@ -102,10 +96,9 @@ impl Node {
     fn until_ended(&mut self, connection: ConnectionId) -> CloseReason {
         self.until(|node| {
             node.events.iter().find_map(|event| match *event {
-                FabricEvent::Closed {
-                    connection: closed,
-                    reason,
-                } if closed == connection => Some(reason),
+                FabricEvent::Closed { connection: closed, reason } if closed == connection => {
+                    Some(reason)
+                }
                 _ => None,
             })
         })
@@ -130,22 +123,12 @@ impl Node {
         send(&mut data, &Preamble::new(JOIN, 1, answer.token));
         let header = self.read(&mut control, size_of::<ControlHeader>());
         let header: ControlHeader = bytemuck::pod_read_unaligned(&header);
-        assert_eq!(
-            header,
-            ControlHeader {
-                kind: READY,
-                len: 0
-            }
-        );
+        assert_eq!(header, ControlHeader { kind: READY, len: 0 });
         let Some(FabricEvent::Accepted { connection }) = self.events.last().copied() else {
             panic!("{:?}", self.events);
         };
         self.fabric.admit(connection).unwrap();
-        Raw {
-            connection,
-            control,
-            data,
-        }
+        Raw { connection, control, data }
     }
 }
 
@@ -161,15 +144,7 @@ fn send(socket: &mut TcpStream, value: &impl bytemuck::NoUninit) {
 }
 
 fn frame(kind: u32, word: u32, len: u32) -> Frame {
-    Frame {
-        kind,
-        word,
-        slot: 1,
-        generation: 2,
-        address: 0,
-        len,
-        reserved: 0,
-    }
+    Frame { kind, word, slot: 1, generation: 2, address: 0, len, reserved: 0 }
 }
 
 /// Two honest fabrics; `b` must go on serving whatever others do to it.
@@ -186,10 +161,7 @@ const BLOCK: usize = 100_000;
 impl Honest {
     fn new(b: &mut Node) -> Self {
         let mut a = Node::new(config());
-        let remote = b
-            .fabric
-            .register(mapping(&[6; BLOCK]), Access::RemoteRead)
-            .unwrap();
+        let remote = b.fabric.register(mapping(&[6; BLOCK]), Access::RemoteRead).unwrap();
         let landed = mapping(&[0; BLOCK]);
         let local = a.fabric.register(landed.clone(), Access::Local).unwrap();
         let to = b.fabric.local_addr().unwrap();
@@ -204,13 +176,7 @@ impl Honest {
             panic!("not accepted");
         };
         b.fabric.admit(at_b).unwrap();
-        Self {
-            a,
-            connection,
-            remote,
-            local,
-            landed,
-        }
+        Self { a, connection, remote, local, landed }
     }
 
     /// Reads once more from `b`.
@@ -233,19 +199,8 @@ impl Honest {
 
 fn one_read(local: &Region, remote: RemoteSpan) -> ReadBatch {
     ReadBatch {
-        works: vec![ReadWork {
-            wr_id: WrId {
-                slot: 1,
-                generation: 2,
-            },
-            remote,
-            segments: 1,
-        }],
-        segments: vec![RegisteredSpan {
-            region: local.id,
-            offset: 0,
-            len: remote.len,
-        }],
+        works: vec![ReadWork { wr_id: WrId { slot: 1, generation: 2 }, remote, segments: 1 }],
+        segments: vec![RegisteredSpan { region: local.id, offset: 0, len: remote.len }],
     }
 }
 
@@ -300,10 +255,7 @@ fn those_who_never_finish_their_handshake_are_closed_in_time() {
 
 #[test]
 fn silent_sockets_beyond_the_limit_are_closed_at_once() {
-    let mut b = Node::new(TcpConfig {
-        handshake_timeout: Duration::from_secs(3600),
-        ..config()
-    });
+    let mut b = Node::new(TcpConfig { handshake_timeout: Duration::from_secs(3600), ..config() });
     let silent: Vec<TcpStream> = (0..HANDSHAKES_MAX).map(|_| b.connect_raw()).collect();
     b.until(|b| b.fabric.arrivals.is_full().then_some(()));
     let mut late = b.connect_raw();
@@ -325,13 +277,7 @@ fn a_violation_on_a_stream_closes_its_connection_only() {
             send(&mut raw.control, &ControlHeader { kind: 77, len: 0 });
         }),
         ("ready from the connector", &|raw| {
-            send(
-                &mut raw.control,
-                &ControlHeader {
-                    kind: READY,
-                    len: 0,
-                },
-            );
+            send(&mut raw.control, &ControlHeader { kind: READY, len: 0 });
         }),
         ("trickling message", &|raw| {
             send(&mut raw.control, &message(100));
@@ -395,11 +341,7 @@ fn read_from_liar(answer: &[u8]) -> (CompletionStatus, CloseReason) {
     let landed = mapping(&[9; 128]);
     let local = b.fabric.register(landed.clone(), Access::Local).unwrap();
     let mut raw = b.raw_peer();
-    let remote = RemoteSpan {
-        rkey: 1,
-        address: 0,
-        len: 64,
-    };
+    let remote = RemoteSpan { rkey: 1, address: 0, len: 64 };
     let batch = one_read(&local, remote);
     b.fabric.post(raw.connection, &batch).unwrap();
     b.read(&mut raw.data, FRAME_BYTES);
@@ -435,10 +377,7 @@ fn an_answer_that_does_not_match_its_read_is_a_violation() {
     }
     let mut chatty = bytemuck::bytes_of(&good).to_vec();
     chatty.extend([1; 64 + FRAME_BYTES]);
-    assert_eq!(
-        read_from_liar(&chatty),
-        (CompletionStatus::Success, CloseReason::Violation)
-    );
+    assert_eq!(read_from_liar(&chatty), (CompletionStatus::Success, CloseReason::Violation));
 }
 
 #[test]
@@ -460,10 +399,7 @@ fn an_acceptor_that_answers_wrongly_or_never_ends_the_connect() {
     let many = welcome(3);
     let wrong = Preamble::new(PRIMARY, 1, [0; 16]);
     let mut early = bytemuck::bytes_of(&welcome(1)).to_vec();
-    early.extend(bytemuck::bytes_of(&ControlHeader {
-        kind: READY,
-        len: 0,
-    }));
+    early.extend(bytemuck::bytes_of(&ControlHeader { kind: READY, len: 0 }));
     let answers: [(&[u8], CloseReason); 6] = [
         (&[], CloseReason::Unreachable),
         (&[1; 64], CloseReason::Violation),
@@ -487,10 +423,7 @@ fn an_acceptor_that_answers_wrongly_or_never_ends_the_connect() {
 #[test]
 fn a_number_of_streams_out_of_range_is_refused() {
     for streams in [0, STREAMS_MAX + 1] {
-        let refused = TcpFabric::new(TcpConfig {
-            streams,
-            ..config()
-        });
+        let refused = TcpFabric::new(TcpConfig { streams, ..config() });
         assert!(matches!(refused, Err(FabricError::Limit { .. })));
     }
 }
@@ -503,10 +436,7 @@ fn connections_beyond_the_limit_are_refused() {
     let first = a.fabric.connect(&to).unwrap();
     // The slots are taken without sockets, of which a test may not have a thousand.
     while a.fabric.table.reserve().is_ok() {}
-    assert!(matches!(
-        a.fabric.connect(&to),
-        Err(FabricError::Limit { .. })
-    ));
+    assert!(matches!(a.fabric.connect(&to), Err(FabricError::Limit { .. })));
     a.fabric.close(first);
     a.poll();
     a.fabric.connect(&to).unwrap();

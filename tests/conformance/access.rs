@@ -15,18 +15,11 @@ fn refused<H: Harness>(pair: &mut Pair<H>, remote: RemoteSpan, good: RemoteSpan)
     let (local, memory) = pair.a.region(&[0xaa; LEN], Access::Local);
     let (other_a, other_b) = connect(&mut pair.a, &mut pair.b);
     let into = |len| vec![span(&local, 0, len)];
-    let read = |slot, remote: RemoteSpan| Read {
-        slot,
-        remote,
-        into: into(remote.len),
-    };
+    let read = |slot, remote: RemoteSpan| Read { slot, remote, into: into(remote.len) };
     pair.post(&[read(1, remote)]);
     let (at_a, at_b) = (pair.at_a, pair.at_b);
     pair.pump(|a, b| a.closed(at_a).is_some() && b.closed(at_b).is_some());
-    assert_eq!(
-        pair.a.completions(at_a),
-        [(1, CompletionStatus::RemoteAccess)]
-    );
+    assert_eq!(pair.a.completions(at_a), [(1, CompletionStatus::RemoteAccess)]);
     assert_eq!(pair.a.closed(at_a), Some(CloseReason::ReadFailed));
     assert_eq!(pair.b.closed(at_b), Some(CloseReason::PeerClosed));
     assert_eq!(Pair::<H>::bytes(&memory, 0, LEN), [0xaa; LEN]);
@@ -46,20 +39,11 @@ pub(crate) fn a_wrong_key_is_refused<H: Harness>() {
 }
 
 pub(crate) fn a_span_that_leaves_its_region_is_refused<H: Harness>() {
-    for (address, len) in [
-        (1, LEN as u32),
-        (u64::MAX, 1),
-        (LEN as u64, 1),
-        (1 << 40, 64),
-    ] {
+    for (address, len) in [(1, LEN as u32), (u64::MAX, 1), (LEN as u64, 1), (1 << 40, 64)] {
         let mut pair = Pair::<H>::new();
         let (region, _) = pair.b.region(&[1; LEN], Access::RemoteRead);
         let good = region.remote(0, 64).unwrap();
-        let outside = RemoteSpan {
-            address: region.address.wrapping_add(address),
-            len,
-            ..good
-        };
+        let outside = RemoteSpan { address: region.address.wrapping_add(address), len, ..good };
         refused(&mut pair, outside, good);
     }
 }
@@ -94,9 +78,8 @@ pub(crate) fn after_a_refusal_the_rest_is_flushed<H: Harness>() {
     let mut pair = Pair::<H>::new();
     let (remote, _) = pair.b.region(&[1; LEN], Access::RemoteRead);
     let (local, _) = pair.a.region(&[0; LEN], Access::Local);
-    let mut reads: Vec<Read> = (0..100)
-        .map(|slot| Read::same(slot, &remote, &local, 0, 64))
-        .collect();
+    let mut reads: Vec<Read> =
+        (0..100).map(|slot| Read::same(slot, &remote, &local, 0, 64)).collect();
     reads[40].remote.rkey ^= 1;
     pair.post(&reads);
     let at_a = pair.at_a;
@@ -104,9 +87,7 @@ pub(crate) fn after_a_refusal_the_rest_is_flushed<H: Harness>() {
     let mut done = pair.a.completions(at_a);
     let refused = (40, CompletionStatus::RemoteAccess);
     assert_eq!(done.iter().filter(|done| **done == refused).count(), 1);
-    let first_flush = done
-        .iter()
-        .position(|done| done.1 == CompletionStatus::Flushed);
+    let first_flush = done.iter().position(|done| done.1 == CompletionStatus::Flushed);
     let refusal = done.iter().position(|done| *done == refused);
     assert!(first_flush > refusal, "{done:?}");
     done.sort_unstable_by_key(|done| done.0);
@@ -122,11 +103,7 @@ pub(crate) fn wrong_local_spans_are_a_local_fault<H: Harness>() {
         |read, _, _| read.into[0].offset = LEN as u64 - 63,
         |read, _, _| read.into[0].len = 63,
         |read, region, segments| {
-            let part = |offset| RegisteredSpan {
-                region,
-                offset,
-                len: 1,
-            };
+            let part = |offset| RegisteredSpan { region, offset, len: 1 };
             read.into = (0..segments).map(part).collect();
             read.remote.len = u32::try_from(segments).unwrap();
         },
@@ -136,9 +113,8 @@ pub(crate) fn wrong_local_spans_are_a_local_fault<H: Harness>() {
         let segments = long(&mut pair.a);
         let (remote, _) = pair.b.region(&[1; LEN], Access::RemoteRead);
         let (local, _) = pair.a.region(&[0; LEN], Access::Local);
-        let mut reads: Vec<Read> = (0..3)
-            .map(|slot| Read::same(slot, &remote, &local, 0, 64))
-            .collect();
+        let mut reads: Vec<Read> =
+            (0..3).map(|slot| Read::same(slot, &remote, &local, 0, 64)).collect();
         spoil(&mut reads[1], local.id, segments);
         pair.post(&reads);
         let at_a = pair.at_a;
@@ -159,7 +135,5 @@ pub(crate) fn a_connection_that_we_did_not_admit_takes_no_reads<H: Harness>() {
     assert!(pair.a.fabric.post(pair.at_a, &reads).is_err());
     let (at_a, at_b) = (pair.at_a, pair.at_b);
     pair.b.fabric.send(at_b, b"still here").unwrap();
-    pump(&mut pair.a, &mut pair.b, |a, _| {
-        !a.messages(at_a).is_empty()
-    });
+    pump(&mut pair.a, &mut pair.b, |a, _| !a.messages(at_a).is_empty());
 }

@@ -41,10 +41,7 @@ pub(crate) fn a_close_flushes_and_holds_memory_until_the_flush_is_polled<H: Harn
     pair.a.fabric.close(pair.at_a);
     assert!(memory.upgrade().is_some(), "the flush was not polled yet");
     let (at_a, at_b) = (pair.at_a, pair.at_b);
-    assert!(matches!(
-        pair.a.fabric.send(at_a, b"x"),
-        Err(FabricError::Closed)
-    ));
+    assert!(matches!(pair.a.fabric.send(at_a, b"x"), Err(FabricError::Closed)));
     pair.a.fabric.close(at_a);
     pair.a.poll();
     assert!(memory.upgrade().is_none());
@@ -61,11 +58,7 @@ pub(crate) fn after_the_holder_closes_nothing_new_can_be_read<H: Harness>() {
     let len = (BLOCK * BLOCKS) as usize;
     let held = H::memory(len as u64);
     H::write(&held, 0, &vec![1; len]);
-    let remote = pair
-        .b
-        .fabric
-        .register(held.clone(), Access::RemoteRead)
-        .unwrap();
+    let remote = pair.b.fabric.register(held.clone(), Access::RemoteRead).unwrap();
     let (local, memory) = pair.a.region(&vec![0; len], Access::Local);
     pair.post(&many(&remote, &local));
     let (at_a, at_b) = (pair.at_a, pair.at_b);
@@ -87,11 +80,7 @@ pub(crate) fn a_deregistration_in_mid_read_ends_it<H: Harness>() {
     let len = (BLOCK * BLOCKS) as usize;
     let held = H::memory(len as u64);
     H::write(&held, 0, &vec![1; len]);
-    let remote = pair
-        .b
-        .fabric
-        .register(held.clone(), Access::RemoteRead)
-        .unwrap();
+    let remote = pair.b.fabric.register(held.clone(), Access::RemoteRead).unwrap();
     let (local, memory) = pair.a.region(&vec![0; len], Access::Local);
     pair.post(&many(&remote, &local));
     let at_a = pair.at_a;
@@ -104,9 +93,7 @@ pub(crate) fn a_deregistration_in_mid_read_ends_it<H: Harness>() {
 }
 
 pub(crate) fn a_dead_peer_ends_what_is_outstanding<H: Harness>() {
-    let Pair {
-        mut a, mut b, at_a, ..
-    } = Pair::<H>::new();
+    let Pair { mut a, mut b, at_a, .. } = Pair::<H>::new();
     let bytes = vec![1; (BLOCK * BLOCKS) as usize];
     let (remote, _) = b.region(&bytes, Access::RemoteRead);
     let (local, _) = a.region(&bytes, Access::Local);
@@ -164,9 +151,7 @@ pub(crate) fn connections_come_and_go<H: Harness>() {
         } else {
             b.fabric.close(at_b);
         }
-        super::pump(&mut a, &mut b, |a, b| {
-            a.closed(at_a).is_some() && b.closed(at_b).is_some()
-        });
+        super::pump(&mut a, &mut b, |a, b| a.closed(at_a).is_some() && b.closed(at_b).is_some());
         ids.push(at_a);
     }
     ids.sort_unstable();

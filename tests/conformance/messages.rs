@@ -41,10 +41,7 @@ pub(crate) fn a_peer_that_does_not_drain_messages_fills_a_bounded_queue<H: Harne
             Err(FabricError::Full) => break,
             Err(error) => panic!("{error}"),
         }
-        assert!(
-            sent < 20_000,
-            "400 MB were queued for a peer that reads nothing"
-        );
+        assert!(sent < 20_000, "400 MB were queued for a peer that reads nothing");
     }
     let at_b = pair.at_b;
     pair.pump(|_, b| b.messages(at_b).len() >= sent);
@@ -86,9 +83,7 @@ pub(crate) fn one_fabric_has_many_peers_at_once<H: Harness>() {
     for (number, other) in others.iter_mut().enumerate() {
         let (at_other, at_holder) = connect(other, &mut holder);
         other.fabric.send(at_other, &[number as u8]).unwrap();
-        pump(other, &mut holder, |_, holder| {
-            holder.messages(at_holder) == [[number as u8]]
-        });
+        pump(other, &mut holder, |_, holder| holder.messages(at_holder) == [[number as u8]]);
     }
 }
 

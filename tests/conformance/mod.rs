@@ -74,11 +74,7 @@ pub(crate) struct End<H: Harness> {
 
 impl<H: Harness> End<H> {
     pub(crate) fn new() -> Self {
-        Self {
-            fabric: H::fabric(),
-            seen: Vec::new(),
-            batch: EventBatch::default(),
-        }
+        Self { fabric: H::fabric(), seen: Vec::new(), batch: EventBatch::default() }
     }
 
     pub(crate) fn poll(&mut self) {
@@ -89,11 +85,9 @@ impl<H: Harness> End<H> {
             self.seen.push(match *event {
                 FabricEvent::Accepted { connection } => Seen::Accepted(connection),
                 FabricEvent::Connected { connection } => Seen::Connected(connection),
-                FabricEvent::Message {
-                    connection,
-                    start,
-                    end,
-                } => Seen::Message(connection, self.batch.message(start, end).to_vec()),
+                FabricEvent::Message { connection, start, end } => {
+                    Seen::Message(connection, self.batch.message(start, end).to_vec())
+                }
                 FabricEvent::Completed(done) => {
                     Seen::Completed(done.connection, done.wr_id, done.status)
                 }
@@ -147,12 +141,7 @@ pub(crate) fn pump<H: Harness>(
 ) {
     let start = Instant::now();
     while !done(a, b) {
-        assert!(
-            start.elapsed() < DEADLINE,
-            "a: {:?} b: {:?}",
-            a.seen,
-            b.seen
-        );
+        assert!(start.elapsed() < DEADLINE, "a: {:?} b: {:?}", a.seen, b.seen);
         a.poll();
         b.poll();
     }
@@ -246,11 +235,7 @@ impl Read {
 
 /// A local span.
 pub(crate) fn span(region: &Region, offset: u64, len: u32) -> RegisteredSpan {
-    RegisteredSpan {
-        region: region.id,
-        offset,
-        len,
-    }
+    RegisteredSpan { region: region.id, offset, len }
 }
 
 /// READs as a fabric takes them.
@@ -258,10 +243,7 @@ pub(crate) fn batch(reads: &[Read]) -> ReadBatch {
     let mut batch = ReadBatch::default();
     for read in reads {
         batch.works.push(ReadWork {
-            wr_id: WrId {
-                slot: read.slot,
-                generation: 7,
-            },
+            wr_id: WrId { slot: read.slot, generation: 7 },
             remote: read.remote,
             segments: u16::try_from(read.into.len()).unwrap(),
         });

@@ -12,9 +12,8 @@ pub(crate) fn a_read_scatters_over_its_segments_and_touches_nothing_else<H: Harn
     let segments = pair.a.fabric.capabilities().segments;
     let len = 1000;
     // From the region's end to its start, with gaps, so that order and bounds both show.
-    let into: Vec<_> = (0..segments as u64)
-        .map(|part| span(&local, (60 << 10) - part * 2000, len))
-        .collect();
+    let into: Vec<_> =
+        (0..segments as u64).map(|part| span(&local, (60 << 10) - part * 2000, len)).collect();
     pair.post(&[Read {
         slot: 1,
         remote: remote.remote(17, len * segments as u32).unwrap(),
@@ -45,11 +44,7 @@ pub(crate) fn a_read_of_nothing_succeeds_under_any_key<H: Harness>() {
     let mut pair = Pair::<H>::new();
     pair.post(&[Read {
         slot: 9,
-        remote: RemoteSpan {
-            rkey: 12_345,
-            address: 1,
-            len: 0,
-        },
+        remote: RemoteSpan { rkey: 12_345, address: 1, len: 0 },
         into: vec![],
     }]);
     pair.succeed(1);
@@ -113,14 +108,8 @@ pub(crate) fn both_ends_read_from_each_other_at_once<H: Harness>() {
         let read = |block| Read::same(block, from, into, u64::from(block * BLOCK), BLOCK);
         batch(&(0..BLOCKS).map(read).collect::<Vec<_>>())
     };
-    pair.a
-        .fabric
-        .post(pair.at_a, &reads(&b_holds, &a_lands))
-        .unwrap();
-    pair.b
-        .fabric
-        .post(pair.at_b, &reads(&a_holds, &b_lands))
-        .unwrap();
+    pair.a.fabric.post(pair.at_a, &reads(&b_holds, &a_lands)).unwrap();
+    pair.b.fabric.post(pair.at_b, &reads(&a_holds, &b_lands)).unwrap();
     let (id_a, id_b) = (pair.at_a, pair.at_b);
     pair.pump(|a, b| {
         a.completions(id_a).len() == BLOCKS as usize && b.completions(id_b).len() == BLOCKS as usize
@@ -138,9 +127,8 @@ pub(crate) fn messages_pass_while_bulk_data_flows<H: Harness>() {
     let mut pair = Pair::<H>::new();
     let (remote, _) = pair.b.region(&vec![1; BLOCK as usize], Access::RemoteRead);
     let (local, _) = pair.a.region(&vec![0; BLOCK as usize], Access::Local);
-    let reads: Vec<Read> = (0..64)
-        .map(|slot| Read::same(slot, &remote, &local, 0, BLOCK))
-        .collect();
+    let reads: Vec<Read> =
+        (0..64).map(|slot| Read::same(slot, &remote, &local, 0, BLOCK)).collect();
     pair.post(&reads);
     let (at_a, at_b) = (pair.at_a, pair.at_b);
     for round in 0..4_u8 {

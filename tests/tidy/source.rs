@@ -17,16 +17,8 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(path: &str, text: &str) -> Self {
-        let code = if path.ends_with(".rs") {
-            code_of(text)
-        } else {
-            String::new()
-        };
-        Self {
-            path: path.to_owned(),
-            text: text.to_owned(),
-            code,
-        }
+        let code = if path.ends_with(".rs") { code_of(text) } else { String::new() };
+        Self { path: path.to_owned(), text: text.to_owned(), code }
     }
 
     /// The module that `lib.rs` declares and this file belongs to.
@@ -46,14 +38,7 @@ impl Source {
 }
 
 /// Folders that hold nothing of the project's own.
-const FOREIGN: [&str; 6] = [
-    ".git",
-    "target",
-    "shared",
-    "corpus",
-    "artifacts",
-    "coverage",
-];
+const FOREIGN: [&str; 6] = [".git", "target", "shared", "corpus", "artifacts", "coverage"];
 
 /// Every file of the project; what is no text is read as well as it can be.
 pub(crate) fn project() -> Vec<Source> {
@@ -161,9 +146,7 @@ fn quoted(text: &str, quote: char) -> usize {
 }
 
 fn raw_string(text: &str) -> Option<usize> {
-    let marks = ["r", "br", "cr"]
-        .iter()
-        .find_map(|prefix| text.strip_prefix(prefix))?;
+    let marks = ["r", "br", "cr"].iter().find_map(|prefix| text.strip_prefix(prefix))?;
     let hashes = marks.len() - marks.trim_start_matches('#').len();
     marks.get(hashes..)?.strip_prefix('"')?;
     let start = text.len() - marks.len() + hashes + 1;
@@ -196,14 +179,12 @@ pub(crate) fn block(code: &str, from: usize) -> Option<(usize, usize)> {
 /// Where `word` stands in `code` as a whole word, or a path of words.
 pub(crate) fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let part = |c: char| c.is_alphanumeric() || c == '_';
-    code.match_indices(word)
-        .map(|(at, _)| at)
-        .filter(move |at| {
-            let before = code[..*at].chars().next_back();
-            let after = code[at + word.len()..].chars().next();
-            let open = !word.ends_with(part);
-            !before.is_some_and(part) && (open || !after.is_some_and(part))
-        })
+    code.match_indices(word).map(|(at, _)| at).filter(move |at| {
+        let before = code[..*at].chars().next_back();
+        let after = code[at + word.len()..].chars().next();
+        let open = !word.ends_with(part);
+        !before.is_some_and(part) && (open || !after.is_some_and(part))
+    })
 }
 
 /// The line of an offset, from 1.
@@ -229,19 +210,14 @@ pub(crate) fn without_tests(files: &[Source]) -> Vec<Source> {
                 let folder = file.path.trim_end_matches("mod.rs").trim_end_matches(".rs");
                 test_files.insert(format!("{}/{name}", folder.trim_end_matches('/')));
             }
-            let blank: String = item
-                .chars()
-                .map(|c| if c == '\n' { '\n' } else { ' ' })
-                .collect();
+            let blank: String = item.chars().map(|c| if c == '\n' { '\n' } else { ' ' }).collect();
             file.code.replace_range(at..end, &blank);
         }
         kept.push(file);
     }
     kept.retain(|file| {
         let name = file.path.trim_end_matches(".rs");
-        !test_files
-            .iter()
-            .any(|test| name == test || name.starts_with(&format!("{test}/")))
+        !test_files.iter().any(|test| name == test || name.starts_with(&format!("{test}/")))
     });
     kept
 }
@@ -259,14 +235,7 @@ fn comments_and_strings_are_blanked_and_code_is_not() {
     for gone in ["crate", "y", "z\"", "/*", "q"] {
         assert!(!code.contains(gone), "{gone}: {code}");
     }
-    for kept in [
-        "let a =",
-        "let b =",
-        "let c =",
-        "&'static str",
-        "let e =",
-        "'outer: loop {}",
-    ] {
+    for kept in ["let a =", "let b =", "let c =", "&'static str", "let e =", "'outer: loop {}"] {
         assert!(code.contains(kept), "{kept}: {code}");
     }
     assert_eq!(code.len(), text.len());

@@ -11,10 +11,7 @@ use crate::types::{BlockHash, NamespaceId, Timestamp};
 const LEASE: Duration = Duration::from_secs(10);
 
 fn key(number: u16) -> BlockKey {
-    BlockKey {
-        namespace: NamespaceId(9),
-        hash: BlockHash::new(&number.to_le_bytes()).unwrap(),
-    }
+    BlockKey { namespace: NamespaceId(9), hash: BlockHash::new(&number.to_le_bytes()).unwrap() }
 }
 
 fn keys(numbers: impl IntoIterator<Item = u16>) -> Vec<BlockKey> {
@@ -30,10 +27,7 @@ fn identity(node: u8, epoch: u64) -> NodeIdentity {
 }
 
 fn directory() -> Directory {
-    let options = DirectoryOptions {
-        lease: LEASE,
-        ..DirectoryOptions::default()
-    };
+    let options = DirectoryOptions { lease: LEASE, ..DirectoryOptions::default() };
     Directory::new(RegistryEpoch(5), options)
 }
 
@@ -58,15 +52,8 @@ impl Node {
     fn join_with(directory: &Directory, node: u8, load: Load) -> Self {
         let presence = Presence::Afresh;
         let heartbeat = Heartbeat { presence, load };
-        let standing = directory
-            .heartbeat(&identity(node, 1), heartbeat, at(0))
-            .unwrap();
-        Self {
-            node,
-            epoch: 1,
-            number: standing.number,
-            sequence: 0,
-        }
+        let standing = directory.heartbeat(&identity(node, 1), heartbeat, at(0)).unwrap();
+        Self { node, epoch: 1, number: standing.number, sequence: 0 }
     }
 
     fn batch<'a>(&mut self, keys: &'a [BlockKey]) -> Batch<'a> {
@@ -87,19 +74,12 @@ impl Node {
 }
 
 fn plan(directory: &Directory, asker: u8, keys: &[BlockKey], choice: u64) -> Plan {
-    let query = PlanQuery {
-        asker: NodeId([asker; 16]),
-        keys,
-        avoid: &[],
-        choice,
-    };
+    let query = PlanQuery { asker: NodeId([asker; 16]), keys, avoid: &[], choice };
     directory.plan(query, at(0)).unwrap()
 }
 
 fn runs(plan: &Plan) -> Vec<(u8, u32, u32)> {
-    plan.runs()
-        .map(|(owner, segment)| (owner.node.0[0], segment.first, segment.count))
-        .collect()
+    plan.runs().map(|(owner, segment)| (owner.node.0[0], segment.first, segment.count)).collect()
 }
 
 #[test]
@@ -134,20 +114,10 @@ fn a_later_batch_an_old_start_and_an_old_registration_shut_out_what_is_late() {
     let third = a.batch(&asked);
     let superseded = Err(RegistryError::Superseded);
     assert_eq!(directory.announce(third, at(0)), superseded);
-    assert_eq!(
-        directory.heartbeat(&identity(1, 1), here, at(0)),
-        Err(RegistryError::Superseded)
-    );
-    let mut b = Node {
-        epoch: 2,
-        number: newer.number,
-        ..a
-    };
+    assert_eq!(directory.heartbeat(&identity(1, 1), here, at(0)), Err(RegistryError::Superseded));
+    let mut b = Node { epoch: 2, number: newer.number, ..a };
     let late = b.batch(&asked);
-    let afresh = Heartbeat {
-        presence: Presence::Afresh,
-        ..here
-    };
+    let afresh = Heartbeat { presence: Presence::Afresh, ..here };
     let fresh = directory.heartbeat(&identity(1, 2), afresh, at(0)).unwrap();
     assert_ne!(fresh.number, newer.number);
     let unknown = Err(RegistryError::UnknownNode);
@@ -161,14 +131,9 @@ fn an_expired_node_owns_nothing_and_must_register_again() {
     let mut a = Node::join(&directory, 1);
     a.announce(&directory, 0..100);
     let late = at(10);
-    assert_eq!(
-        directory.announce(a.batch(&keys([1])), late),
-        Err(RegistryError::UnknownNode)
-    );
+    assert_eq!(directory.announce(a.batch(&keys([1])), late), Err(RegistryError::UnknownNode));
     // A heartbeat that was on its way before the lease ended does not revive it.
-    let again = directory
-        .heartbeat(&identity(1, 1), Heartbeat::default(), at(9))
-        .unwrap();
+    let again = directory.heartbeat(&identity(1, 1), Heartbeat::default(), at(9)).unwrap();
     assert_ne!(again.number, a.number);
     assert_eq!(plan(&directory, 9, &keys([1]), 0).missing, 1);
     let swept: u64 = (0..1024).map(|_| directory.sweep(at(9))).sum();
@@ -181,31 +146,19 @@ fn a_node_that_leaves_takes_its_blocks_with_it() {
     let directory = directory();
     let (mut a, mut b) = (Node::join(&directory, 1), Node::join(&directory, 2));
     a.announce(&directory, [1]);
-    let leaving = Heartbeat {
-        presence: Presence::Leaving,
-        ..Heartbeat::default()
-    };
-    let left = directory
-        .heartbeat(&identity(1, 1), leaving, at(0))
-        .unwrap();
+    let leaving = Heartbeat { presence: Presence::Leaving, ..Heartbeat::default() };
+    let left = directory.heartbeat(&identity(1, 1), leaving, at(0)).unwrap();
     assert_eq!(left.number, 0);
     let answer = directory.announce(b.batch(&keys([1])), at(0)).unwrap();
     assert_eq!(answer.owners, [1]);
-    assert_eq!(
-        directory.stats(at(0)).owners,
-        1,
-        "the dead owner was purged when met"
-    );
+    assert_eq!(directory.stats(at(0)).owners, 1, "the dead owner was purged when met");
 }
 
 #[test]
 fn bounds_are_refused_and_a_full_directory_says_so() {
     let directory = Directory::new(
         RegistryEpoch(1),
-        DirectoryOptions {
-            keys_max: 0,
-            ..DirectoryOptions::default()
-        },
+        DirectoryOptions { keys_max: 0, ..DirectoryOptions::default() },
     );
     let mut a = Node::join(&directory, 1);
     let answer = directory.announce(a.batch(&keys([1])), at(0)).unwrap();
@@ -214,15 +167,9 @@ fn bounds_are_refused_and_a_full_directory_says_so() {
     let refused = directory.announce(a.batch(&many), at(0));
     assert!(matches!(refused, Err(RegistryError::Refused { .. })));
     for address in ["", "a b:1", &"x".repeat(265)] {
-        let identity = NodeIdentity {
-            address: address.to_owned(),
-            ..identity(3, 1)
-        };
+        let identity = NodeIdentity { address: address.to_owned(), ..identity(3, 1) };
         let refused = directory.heartbeat(&identity, Heartbeat::default(), at(0));
-        assert!(
-            matches!(refused, Err(RegistryError::Refused { .. })),
-            "{address:?}"
-        );
+        assert!(matches!(refused, Err(RegistryError::Refused { .. })), "{address:?}");
     }
 }
 
@@ -249,26 +196,17 @@ fn the_asker_and_the_nodes_to_avoid_are_left_out() {
         Node::join(&directory, node).announce(&directory, 0..4);
     }
     let asked = keys(0..4);
-    let query = PlanQuery {
-        asker: NodeId([1; 16]),
-        keys: &asked,
-        avoid: &[NodeId([2; 16])],
-        choice: 0,
-    };
+    let query =
+        PlanQuery { asker: NodeId([1; 16]), keys: &asked, avoid: &[NodeId([2; 16])], choice: 0 };
     for choice in 0..20 {
-        let plan = directory
-            .plan(PlanQuery { choice, ..query }, at(0))
-            .unwrap();
+        let plan = directory.plan(PlanQuery { choice, ..query }, at(0)).unwrap();
         assert_eq!(runs(&plan), [(3, 0, 4)]);
     }
 }
 
 #[test]
 fn load_decides_between_owners_that_reach_about_as_far() {
-    let load = |outstanding_bytes, pause_ms| Load {
-        outstanding_bytes,
-        pause_ms,
-    };
+    let load = |outstanding_bytes, pause_ms| Load { outstanding_bytes, pause_ms };
     let wins = |first: Load, second: Load, third: u16| {
         let directory = directory();
         Node::join_with(&directory, 1, first).announce(&directory, 0..100);
@@ -281,26 +219,11 @@ fn load_decides_between_owners_that_reach_about_as_far() {
         (wins[1], wins[2])
     };
     assert_eq!(wins(load(1, 0), load(2, 0), 100), (200, 0));
-    assert_eq!(
-        wins(load(2, 0), load(1, 0), 99),
-        (0, 200),
-        "one block fewer is as far"
-    );
-    assert_eq!(
-        wins(load(1, 5), load(2, 0), 100),
-        (0, 200),
-        "who asks for a pause is spared"
-    );
-    assert_eq!(
-        wins(load(2, 0), load(1, 0), 50),
-        (200, 0),
-        "half the run is not as far"
-    );
+    assert_eq!(wins(load(2, 0), load(1, 0), 99), (0, 200), "one block fewer is as far");
+    assert_eq!(wins(load(1, 5), load(2, 0), 100), (0, 200), "who asks for a pause is spared");
+    assert_eq!(wins(load(2, 0), load(1, 0), 50), (200, 0), "half the run is not as far");
     let (first, second) = wins(load(0, 0), load(0, 0), 100);
-    assert!(
-        first > 60 && second > 60,
-        "equals share: {first} and {second}"
-    );
+    assert!(first > 60 && second > 60, "equals share: {first} and {second}");
 }
 
 #[test]
@@ -315,9 +238,5 @@ fn a_hot_prefix_stays_one_run_however_many_own_it() {
         assert_eq!((plan.segments.len(), plan.missing), (1, 0));
         chosen.insert(plan.owners[0].node);
     }
-    assert!(
-        chosen.len() > 30,
-        "only {} of 40 owners serve",
-        chosen.len()
-    );
+    assert!(chosen.len() > 30, "only {} of 40 owners serve", chosen.len());
 }

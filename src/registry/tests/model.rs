@@ -60,13 +60,8 @@ impl Model {
 
     fn heartbeat(&mut self, directory: &Directory, node: u8, presence: Presence) {
         let epoch = *self.epochs.entry(node).or_insert(1);
-        let heartbeat = Heartbeat {
-            presence,
-            load: Load::default(),
-        };
-        let got = directory
-            .heartbeat(&identity(node, epoch), heartbeat, at(self.seconds))
-            .unwrap();
+        let heartbeat = Heartbeat { presence, load: Load::default() };
+        let got = directory.heartbeat(&identity(node, epoch), heartbeat, at(self.seconds)).unwrap();
         if presence != Presence::Here {
             self.live.remove(&node);
         }
@@ -81,11 +76,7 @@ impl Model {
         } else {
             assert!(self.numbers.insert(got.number), "a number came twice");
             let (number, keys) = (got.number, BTreeSet::new());
-            let live = Live {
-                deadline,
-                number,
-                keys,
-            };
+            let live = Live { deadline, number, keys };
             self.live.insert(node, live);
         }
     }
@@ -206,11 +197,7 @@ impl Pair {
 }
 
 fn run(operations: Vec<Operation>) {
-    let mut pair = Pair {
-        directory: directory(),
-        model: Model::default(),
-        sequence: 0,
-    };
+    let mut pair = Pair { directory: directory(), model: Model::default(), sequence: 0 };
     for operation in operations {
         pair.apply(operation);
     }

@@ -44,10 +44,8 @@ impl Node {
 }
 
 fn announcer(address: SocketAddr, node: u8) -> (Arc<Node>, Announcer) {
-    let timeouts = RegistryTimeouts {
-        connect: Duration::from_millis(500),
-        call: Duration::from_millis(500),
-    };
+    let timeouts =
+        RegistryTimeouts { connect: Duration::from_millis(500), call: Duration::from_millis(500) };
     let state = Arc::new(Node::default());
     let announcer = Announcer::spawn(AnnouncerParts {
         registry: Arc::new(GrpcRegistry::new(&address.to_string(), timeouts).unwrap()),
@@ -90,11 +88,7 @@ impl Process {
             let listener = TcpListener::from_std(listener).unwrap();
             served.serve(listener, std::future::pending()).await
         }));
-        Self {
-            runtime: Some(runtime),
-            registryd,
-            address,
-        }
+        Self { runtime: Some(runtime), registryd, address }
     }
 
     fn kill(mut self) {
@@ -157,11 +151,7 @@ async fn a_registry_that_restarts_empty_hears_everything_again() {
     eventually("all is announced again", async || process.owners() == 1010).await;
     assert_ne!(handle.state().registration, first);
     announcer.shutdown(true, SOON).await;
-    assert_eq!(
-        process.registryd.stats().directory.nodes,
-        0,
-        "it said goodbye"
-    );
+    assert_eq!(process.registryd.stats().directory.nodes, 0, "it said goodbye");
 }
 
 #[tokio::test]
@@ -192,21 +182,13 @@ async fn a_registry_that_forgot_the_node_alone_hears_everything_again() {
     let handle = announcer.handle();
     node.hold(&handle, &keys(0..500));
     handle.flush(SOON).await.unwrap();
-    let leaving = Heartbeat {
-        presence: Presence::Leaving,
-        ..Heartbeat::default()
-    };
+    let leaving = Heartbeat { presence: Presence::Leaving, ..Heartbeat::default() };
     let now = Clock::start().now();
     let directory = process.registryd.directory();
     directory.heartbeat(&identity(1), leaving, now).unwrap();
     // Whichever comes first, a heartbeat or this change, finds out.
     node.hold(&handle, &keys(500..501));
-    let query = PlanQuery {
-        asker: NodeId([9; 16]),
-        keys: &keys(0..501),
-        avoid: &[],
-        choice: 0,
-    };
+    let query = PlanQuery { asker: NodeId([9; 16]), keys: &keys(0..501), avoid: &[], choice: 0 };
     eventually("all is announced again", async || {
         directory.plan(query, Clock::start().now()).unwrap().missing == 0
     })

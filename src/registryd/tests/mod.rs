@@ -55,12 +55,7 @@ async fn start(options: RegistrydOptions) -> Running {
         };
         served.serve(listener, stopped).await
     });
-    Running {
-        registryd,
-        address,
-        stop,
-        task,
-    }
+    Running { registryd, address, stop, task }
 }
 
 fn client(address: SocketAddr) -> GrpcRegistry {
@@ -68,27 +63,15 @@ fn client(address: SocketAddr) -> GrpcRegistry {
 }
 
 fn batch(node: u8, registration: u32, sequence: u64, keys: &[BlockKey]) -> Batch<'_> {
-    Batch {
-        node: NodeId([node; 16]),
-        epoch: NodeEpoch(1),
-        registration,
-        sequence,
-        keys,
-    }
+    Batch { node: NodeId([node; 16]), epoch: NodeEpoch(1), registration, sequence, keys }
 }
 
 #[tokio::test]
 async fn all_four_calls_work_over_a_socket() {
     let running = start(RegistrydOptions::default()).await;
     let client = client(running.address);
-    let load = Load {
-        outstanding_bytes: 7,
-        pause_ms: 0,
-    };
-    let heartbeat = Heartbeat {
-        presence: Presence::Here,
-        load,
-    };
+    let load = Load { outstanding_bytes: 7, pause_ms: 0 };
+    let heartbeat = Heartbeat { presence: Presence::Here, load };
     let one = client.heartbeat(&identity(1), heartbeat).await.unwrap();
     let two = client.heartbeat(&identity(2), heartbeat).await.unwrap();
     assert_eq!(one.lease, Duration::from_secs(10));
@@ -100,41 +83,22 @@ async fn all_four_calls_work_over_a_socket() {
     let few = keys(8..12);
     let answer = client.announce(batch(2, two.number, 1, &few)).await;
     assert_eq!(answer.unwrap().owners, [2, 2, 1, 1]);
-    let query = PlanQuery {
-        asker: NodeId([9; 16]),
-        keys: &keys(0..13),
-        avoid: &[],
-        choice: 1,
-    };
+    let query = PlanQuery { asker: NodeId([9; 16]), keys: &keys(0..13), avoid: &[], choice: 1 };
     let plan = client.plan(query).await.unwrap();
     assert_eq!(plan.missing, 1);
-    let runs: Vec<_> = plan
-        .runs()
-        .map(|(o, s)| (o.clone(), s.first, s.count))
-        .collect();
+    let runs: Vec<_> = plan.runs().map(|(o, s)| (o.clone(), s.first, s.count)).collect();
     assert_eq!(runs, [(identity(1), 0, 10), (identity(2), 10, 2)]);
     let avoid = [NodeId([1; 16])];
-    let plan = client
-        .plan(PlanQuery {
-            avoid: &avoid,
-            ..query
-        })
-        .await;
+    let plan = client.plan(PlanQuery { avoid: &avoid, ..query }).await;
     assert_eq!(plan.unwrap().missing, 9);
     let answer = client.withdraw(batch(2, two.number, 2, &few)).await;
     assert_eq!(answer.unwrap().sole, [0, 1]);
     let unknown = client.announce(batch(3, 4096, 1, &few)).await;
     assert_eq!(unknown, Err(RegistryError::UnknownNode));
     let stats = running.registryd.stats();
-    assert_eq!(
-        (stats.answered, stats.refused),
-        ([2, 1, 2, 2], [2, 0, 0, 0])
-    );
+    assert_eq!((stats.answered, stats.refused), ([2, 1, 2, 2], [2, 0, 0, 0]));
     let directory = stats.directory;
-    assert_eq!(
-        (directory.nodes, directory.keys, directory.owners),
-        (2, 10, 10)
-    );
+    assert_eq!((directory.nodes, directory.keys, directory.owners), (2, 10, 10));
     assert!(stats.bytes_per_owner() > 0);
 }
 
@@ -179,39 +143,23 @@ async fn bad_arguments_are_refused_with_a_sentence() {
     };
     let status = client.plan(request).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
-    let identity = wire::NodeIdentity {
-        node: vec![1; 16].into(),
-        epoch: 1,
-        address: "a:1".to_owned(),
-    };
+    let identity =
+        wire::NodeIdentity { node: vec![1; 16].into(), epoch: 1, address: "a:1".to_owned() };
     for (identity, presence) in [(None, 0), (Some(identity), 9)] {
-        let request = HeartbeatRequest {
-            identity,
-            presence,
-            ..HeartbeatRequest::default()
-        };
+        let request = HeartbeatRequest { identity, presence, ..HeartbeatRequest::default() };
         let status = client.heartbeat(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
     }
     let status = client.announce(good).await.unwrap_err();
-    assert_eq!(
-        status.code(),
-        Code::FailedPrecondition,
-        "well-formed, but unknown"
-    );
+    assert_eq!(status.code(), Code::FailedPrecondition, "well-formed, but unknown");
 }
 
 #[tokio::test]
 async fn an_oversize_batch_stops_at_the_client_and_an_oversize_message_at_the_server() {
     let running = start(RegistrydOptions::default()).await;
     let many = keys(0..16_385);
-    let error = client(running.address)
-        .announce(batch(1, 1, 1, &many))
-        .await;
-    assert!(
-        matches!(error, Err(RegistryError::Refused { .. })),
-        "{error:?}"
-    );
+    let error = client(running.address).announce(batch(1, 1, 1, &many)).await;
+    assert!(matches!(error, Err(RegistryError::Refused { .. })), "{error:?}");
     let mut raw = wire_client(running.address).await;
     let huge = wire::Batch {
         keys: vec![0; limits::REGISTRY_MESSAGE_BYTES_MAX + 1].into(),
@@ -221,15 +169,11 @@ async fn an_oversize_batch_stops_at_the_client_and_an_oversize_message_at_the_se
     assert_eq!(status.code(), Code::OutOfRange, "{status}");
     let heartbeat = Heartbeat::default();
     let identity = identity(1);
-    let alive = client(running.address)
-        .heartbeat(&identity, heartbeat)
-        .await;
+    let alive = client(running.address).heartbeat(&identity, heartbeat).await;
     assert!(alive.is_ok(), "the server goes on");
     let full = keys(0..16_384);
     let number = alive.unwrap().number;
-    let answer = client(running.address)
-        .announce(batch(1, number, 1, &full))
-        .await;
+    let answer = client(running.address).announce(batch(1, number, 1, &full)).await;
     assert_eq!(answer.unwrap().owners.len(), 16_384);
 }
 
@@ -265,10 +209,7 @@ async fn garbage_silence_and_a_trickle_end_their_own_connection_only() {
 
 #[tokio::test]
 async fn one_connection_too_many_is_closed_and_its_place_comes_back() {
-    let options = RegistrydOptions {
-        connections_max: 1,
-        ..RegistrydOptions::default()
-    };
+    let options = RegistrydOptions { connections_max: 1, ..RegistrydOptions::default() };
     let running = start(options).await;
     let first = client(running.address);
     let heartbeat = Heartbeat::default();
@@ -306,10 +247,7 @@ async fn a_stop_ends_the_server_although_clients_stay_connected() {
     let ended = tokio::time::timeout(Duration::from_secs(4), running.task).await;
     ended.expect("still running").unwrap().unwrap();
     let error = client.heartbeat(&identity(1), heartbeat).await;
-    assert!(
-        matches!(error, Err(RegistryError::Unreachable { .. })),
-        "{error:?}"
-    );
+    assert!(matches!(error, Err(RegistryError::Unreachable { .. })), "{error:?}");
     drop(silent);
 }
 
@@ -317,17 +255,12 @@ async fn a_stop_ends_the_server_although_clients_stay_connected() {
 async fn what_is_no_address_is_refused_and_what_does_not_answer_is_unreachable() {
     for endpoint in ["", "host", "http://", "a b:1", "host:99999"] {
         let refused = GrpcRegistry::new(endpoint, RegistryTimeouts::default());
-        assert!(
-            matches!(refused, Err(RegistryError::Refused { .. })),
-            "{endpoint:?}"
-        );
+        assert!(matches!(refused, Err(RegistryError::Refused { .. })), "{endpoint:?}");
     }
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let timeouts = RegistryTimeouts {
-        call: Duration::from_millis(100),
-        ..RegistryTimeouts::default()
-    };
+    let timeouts =
+        RegistryTimeouts { call: Duration::from_millis(100), ..RegistryTimeouts::default() };
     let client = GrpcRegistry::new(&address.to_string(), timeouts).unwrap();
     // The kernel accepts, nobody answers.
     let silent = client.heartbeat(&identity(1), Heartbeat::default()).await;
@@ -335,8 +268,5 @@ async fn what_is_no_address_is_refused_and_what_does_not_answer_is_unreachable()
     drop(listener);
     let closed = GrpcRegistry::new(&address.to_string(), RegistryTimeouts::default()).unwrap();
     let error = closed.heartbeat(&identity(1), Heartbeat::default()).await;
-    assert!(
-        matches!(error, Err(RegistryError::Unreachable { .. })),
-        "{error:?}"
-    );
+    assert!(matches!(error, Err(RegistryError::Unreachable { .. })), "{error:?}");
 }

@@ -42,9 +42,7 @@ pub(super) struct Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.shared
-            .progress
-            .send_modify(|progress| progress.running = false);
+        self.shared.progress.send_modify(|progress| progress.running = false);
         lock(&self.shared.state).connected = false;
     }
 }
@@ -116,9 +114,7 @@ impl Task {
             return false;
         }
         let now = Instant::now();
-        let at = *self
-            .batch_at
-            .get_or_insert(now + self.parts.options.flush_interval);
+        let at = *self.batch_at.get_or_insert(now + self.parts.options.flush_interval);
         now >= at || pending.len() >= self.shared.batch || pending.in_a_hurry()
     }
 
@@ -130,11 +126,7 @@ impl Task {
     async fn beat(&mut self) {
         let afresh = self.registration.is_none() || lock(&self.shared.pending).is_dirty();
         let heartbeat = Heartbeat {
-            presence: if afresh {
-                Presence::Afresh
-            } else {
-                Presence::Here
-            },
+            presence: if afresh { Presence::Afresh } else { Presence::Here },
             load: self.parts.residents.load(),
         };
         let registry = Arc::clone(&self.parts.registry);
@@ -154,10 +146,7 @@ impl Task {
             // Changes count from here on, and the listing begins after this: a change is in one or
             // the other.
             lock(&self.shared.pending).begin_resync();
-            self.resync = Some(Resync {
-                cursor: 0,
-                next: Instant::now(),
-            });
+            self.resync = Some(Resync { cursor: 0, next: Instant::now() });
         } else if self.resync.is_none() && lock(&self.shared.pending).len() == 0 {
             self.failures = 0;
         }
@@ -167,9 +156,7 @@ impl Task {
     fn failed(&mut self, call: RegistryCall, error: &RegistryError) {
         self.parts.events.emit(Event::RegistryFailed { call });
         let (first, longest) = self.parts.options.backoff;
-        let pause = first
-            .saturating_mul(1 << self.failures.min(16))
-            .min(longest);
+        let pause = first.saturating_mul(1 << self.failures.min(16)).min(longest);
         let at_once = *error == RegistryError::UnknownNode && self.failures == 0;
         let pause = if at_once { Duration::ZERO } else { pause };
         self.failures = self.failures.saturating_add(1);
@@ -184,10 +171,7 @@ impl Task {
 
     /// A registry of another start answered: it will not know us; find out now.
     fn check_epoch(&mut self, epoch: RegistryEpoch) {
-        if self
-            .registration
-            .is_some_and(|known| known.registry != epoch)
-        {
+        if self.registration.is_some_and(|known| known.registry != epoch) {
             self.beat_at = Instant::now();
         }
     }
@@ -300,23 +284,18 @@ impl Task {
         state.resyncing = self.resync.is_some() || self.registration.is_none();
         drop(state);
         let answered = lock(&self.shared.pending).answered();
-        self.shared
-            .progress
-            .send_if_modified(|progress: &mut Progress| {
-                let moved = progress.answered != answered;
-                progress.answered = answered;
-                moved
-            });
+        self.shared.progress.send_if_modified(|progress: &mut Progress| {
+            let moved = progress.answered != answered;
+            progress.answered = answered;
+            moved
+        });
     }
 
     async fn leave(&self, stop: Option<Stop>) {
         if self.registration.is_none() || stop != Some(Stop { leave: true }) {
             return;
         }
-        let heartbeat = Heartbeat {
-            presence: Presence::Leaving,
-            ..Heartbeat::default()
-        };
+        let heartbeat = Heartbeat { presence: Presence::Leaving, ..Heartbeat::default() };
         let registry = Arc::clone(&self.parts.registry);
         let call = RegistryCall::Heartbeat;
         let event = match registry.heartbeat(&self.parts.identity, heartbeat).await {

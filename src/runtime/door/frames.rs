@@ -22,11 +22,7 @@ pub(super) struct FrameReader {
 impl FrameReader {
     /// A frame must be whole within `patience` of its first byte.
     pub(super) fn new(patience: Duration) -> Self {
-        Self {
-            buffer: Vec::new(),
-            begun: None,
-            patience,
-        }
+        Self { buffer: Vec::new(), begun: None, patience }
     }
 
     /// The next request and its number; `None` at the end of the stream. Cancelling loses nothing.
@@ -47,11 +43,7 @@ impl FrameReader {
                 None => read.await?,
             };
             if got == 0 {
-                return if self.buffer.is_empty() {
-                    Ok(None)
-                } else {
-                    Err(SessionError::Cut)
-                };
+                return if self.buffer.is_empty() { Ok(None) } else { Err(SessionError::Cut) };
             }
             self.begun.get_or_insert_with(Instant::now);
         }

@@ -121,10 +121,7 @@ impl StandIn {
         let mut used = self.used.lock().unwrap();
         let size = u64::from(len).next_multiple_of(EXTENT_ALIGN);
         // Behind the last range where that fits, so that many ranges are quick to make; else first fit.
-        let mut offset = used
-            .0
-            .last_key_value()
-            .map_or(0, |(start, len)| start + len);
+        let mut offset = used.0.last_key_value().map_or(0, |(start, len)| start + len);
         if offset + size > self.map.len() {
             offset = 0;
             for (start, taken) in &used.0 {
