@@ -1,0 +1,63 @@
+//! `kvrail demo`: the main job, with real processes and real bytes, and nothing to set up.
+
+mod report;
+mod story;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+
+use super::CliError;
+use super::process::Stop;
+
+/// Arguments of `kvrail demo`.
+#[derive(Debug, Clone, Args)]
+pub struct DemoArgs {
+    /// Print one JSON object instead of the story
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Exit code of a process that an interrupt ended, as shells count it.
+const INTERRUPTED: u8 = 130;
+
+/// Runs the demonstration. It leaves no process, socket or file behind, also when it is interrupted.
+///
+/// # Errors
+/// [`CliError::Failed`] where a process does not start, or a block's bytes or ranks are not what
+/// they must be.
+pub fn run(args: &DemoArgs) -> Result<ExitCode, CliError> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    watch_signals(Arc::clone(&interrupted))?;
+    let binary = std::env::current_exe().map_err(CliError::failed)?;
+    let mut report = report::Report::new(args.json);
+    // The children are children of this thread: they end with it.
+    let outcome = story::tell(&binary, &mut report, &interrupted);
+    if interrupted.load(Ordering::Relaxed) {
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    outcome?;
+    report.finish()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Notes a signal for the story to see between its steps. The children of a terminal's Ctrl-C get
+/// their own, so that a step that waits for one of them ends soon.
+fn watch_signals(interrupted: Arc<AtomicBool>) -> Result<(), CliError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::failed)?;
+    let stop = {
+        let _context = runtime.enter();
+        Stop::listen()?
+    };
+    let watch = move || {
+        runtime.block_on(async {
+            stop.wait(std::future::pending()).await.ok();
+            interrupted.store(true, Ordering::Relaxed);
+        });
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(CliError::failed)?;
+    Ok(())
+}
