@@ -1,8 +1,9 @@
 //! `kvrail registry`: a [`Directory`] served over gRPC.
 //!
-//! Bounds against hostile or broken clients: connections, calls at once on each, message bytes, the
-//! time for a connection's first bytes and for each call; idle connections are probed and dropped.
+//! Bounds against hostile or broken clients: connections, calls at once on each and on all, message
+//! bytes, the time for a connection's first bytes and for each call; idle connections are probed and dropped.
 
+mod admission;
 mod incoming;
 mod service;
 #[cfg(test)]
@@ -18,12 +19,19 @@ use crate::limits;
 use crate::net::wire::owner_registry_server::OwnerRegistryServer;
 use crate::registry::{Directory, DirectoryOptions, DirectoryStats, RegistryEpoch};
 use crate::runtime::clock::Clock;
+use admission::Admission;
 use incoming::Incoming;
 use service::{Calls, Service};
 
 /// Calls at once on one connection. A node has one batch and one heartbeat in flight, and a plan for
 /// each read that starts.
-const CALLS_PER_CONNECTION: u32 = 64;
+const CALLS_PER_CONNECTION: u32 = 32;
+
+/// Calls at once over all connections, so that messages fill at most 1 GiB.
+const CALLS_MAX: usize = 512;
+
+/// What a client may send ahead on a connection, bytes: a full batch arrives in three parts.
+const WINDOW_BYTES: u32 = 256 << 10;
 
 /// Longest time of one call from its first byte, so that one that trickles in ends.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,6 +49,9 @@ pub struct RegistrydOptions {
     pub directory: DirectoryOptions,
     /// Connections at once; one more is closed. Default [`limits::CONNECTIONS_MAX`].
     pub connections_max: usize,
+    /// Calls at once over all connections; others wait. Default 512, with which messages fill at most
+    /// 1 GiB.
+    pub calls_max: usize,
     /// Time in which a new connection must say something that begins like HTTP/2. Default
     /// [`limits::HANDSHAKE_TIMEOUT`].
     pub handshake_timeout: Duration,
@@ -51,6 +62,7 @@ impl Default for RegistrydOptions {
         Self {
             directory: DirectoryOptions::default(),
             connections_max: limits::CONNECTIONS_MAX,
+            calls_max: CALLS_MAX,
             handshake_timeout: limits::HANDSHAKE_TIMEOUT,
         }
     }
@@ -147,11 +159,13 @@ impl Registryd {
         };
         let server = tonic::transport::Server::builder()
             .max_concurrent_streams(CALLS_PER_CONNECTION)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
             .http2_max_header_list_size(16 << 10)
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(5)))
             .timeout(CALL_TIMEOUT)
-            .add_service(service)
+            .add_service(Admission::new(service, self.options.calls_max))
             .serve_with_incoming_shutdown(incoming, signal);
         let drained = async move {
             // The sender goes only with the server itself.

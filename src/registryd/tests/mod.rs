@@ -237,6 +237,29 @@ pub(super) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> boo
 }
 
 #[tokio::test]
+async fn one_call_at_a_time_still_serves_everybody() {
+    let options = RegistrydOptions {
+        calls_max: 1,
+        ..RegistrydOptions::default()
+    };
+    let running = start(options).await;
+    let clients = (1..9).map(|node| {
+        let client = client(running.address);
+        tokio::spawn(async move {
+            let identity = identity(node);
+            let heartbeat = Heartbeat::default();
+            let number = client.heartbeat(&identity, heartbeat).await.unwrap().number;
+            let asked = keys(0..16_384);
+            client.announce(batch(node, number, 1, &asked)).await
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        assert!(client.await.unwrap().is_ok());
+    }
+    assert_eq!(running.registryd.stats().directory.owners, 8 * 16_384);
+}
+
+#[tokio::test]
 async fn a_stop_ends_the_server_although_clients_stay_connected() {
     let running = start(RegistrydOptions::default()).await;
     let client = client(running.address);

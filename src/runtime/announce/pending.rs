@@ -135,10 +135,6 @@ impl Pending {
         self.answered() < self.wanted
     }
 
-    pub(super) fn contains(&self, key: &BlockKey) -> bool {
-        self.states.contains_key(key)
-    }
-
     pub(super) fn len(&self) -> usize {
         self.states.len()
     }

@@ -242,9 +242,8 @@ impl Task {
         }
     }
 
-    /// One step of a resync. A key with a change that waits is left to that change: it is newer than
-    /// the listing or as new. A change that comes after the look at the queue is sent after the
-    /// listing, because calls go out one at a time.
+    /// One step of a resync. The listing is true when it is taken, and a change that comes after it is
+    /// sent after it, because this task sends one call at a time.
     async fn announce_residents(&mut self) {
         let Some(mut resync) = self.resync.take() else {
             return;
@@ -252,10 +251,6 @@ impl Task {
         let mut keys = Vec::with_capacity(self.shared.batch);
         let residents = Arc::clone(&self.parts.residents);
         let next = residents.list(resync.cursor, self.shared.batch, &mut keys);
-        {
-            let pending = lock(&self.shared.pending);
-            keys.retain(|key| !pending.contains(key));
-        }
         for chunk in keys.chunks(self.shared.batch) {
             if !self.announce(chunk).await {
                 // The same place is listed again later.
