@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Command, FromArgMatches};
+use clap::{Args, Command};
 
 use super::get::GetArgs;
 use super::ls::LsArgs;
@@ -53,10 +53,10 @@ fn get(running: &Running, hashes: &str, output: &Path, more: &[&str]) -> Result<
     Ok(out)
 }
 
-/// Bytes without a period that a block's size divides.
+/// Bytes that differ from block to block.
 fn content(len: usize) -> Vec<u8> {
     (0..len)
-        .map(|at| (at % 251) as u8 ^ (at / 4096) as u8)
+        .map(|at| u8::try_from((at + at / 4096) % 251).unwrap())
         .collect()
 }
 

@@ -83,12 +83,19 @@ pub(super) fn put(args: &PutArgs, out: &mut dyn Write) -> Result<ExitCode, CliEr
     let saved = save.saved;
 
     let announced = if args.no_wait {
-        None
+        Ok(None)
     } else {
-        Some(client.flush(args.door.timeout)?)
+        client.flush(args.door.timeout).map(Some)
     };
-    print(args, &saved, bytes, announced, out)?;
-    if announced == Some(false) {
+    // The hashes are of use whatever became of the registry.
+    print(
+        args,
+        &saved,
+        bytes,
+        *announced.as_ref().unwrap_or(&None),
+        out,
+    )?;
+    if announced? == Some(false) {
         return Err(CliError::failed(format_args!(
             "all blocks are saved, but the registry did not learn of them within {}: other nodes \
              find them when it is back (see `kvrail stat`)",

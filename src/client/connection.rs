@@ -6,6 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 use super::ClientError;
 use crate::net::fd_passing::{self, PassedFds};
 use crate::protocol::door::{HEADER_BYTES, Header, PoolSize, Reply, Request};
@@ -21,20 +25,19 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn open(path: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(path).map_err(|source| {
+    pub(super) fn open(path: &Path, within: Duration) -> Result<Self, ClientError> {
+        let stream = connect(path, within).map_err(|error| {
             let path = path.to_owned();
-            match source.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    ClientError::NoNode { path }
-                }
-                io::ErrorKind::PermissionDenied => ClientError::NotAllowed { path },
-                io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => {
+            match error {
+                Errno::NOENT | Errno::CONNREFUSED => ClientError::NoNode { path },
+                Errno::ACCESS | Errno::PERM => ClientError::NotAllowed { path },
+                Errno::NAMETOOLONG | Errno::INVAL | Errno::NOTDIR | Errno::PROTOTYPE => {
                     ClientError::NotASocket { path }
                 }
-                _ => ClientError::Io {
+                Errno::AGAIN => ClientError::TimedOut { within },
+                error => ClientError::Io {
                     action: "connect to the node's socket",
-                    source,
+                    source: error.into(),
                 },
             }
         })?;
@@ -182,6 +185,22 @@ fn retried(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         }
     }
 }
+/// Connects within a time: a node that is stuck with a full queue of clients would else be waited for
+/// without end.
+fn connect(path: &Path, within: Duration) -> rustix::io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let within = within.max(Duration::from_millis(1));
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(within))?;
+    retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+    Ok(socket.into())
+}
+
 /// The time left, never zero, which a socket would take for "wait for ever".
 fn left(deadline: Deadline) -> Result<Duration, io::Error> {
     deadline

@@ -7,7 +7,6 @@ use tokio::io::AsyncWriteExt;
 
 use super::stand_in::{Running, eventually, hash, namespace, remote};
 use super::*;
-use crate::client::{Acquired, Client};
 use crate::net::fd_passing::{self, PassedFds};
 use crate::protocol::door::{HEADER_BYTES, Header, PublishBlock, PublishOutcome, Reply, Request};
 use crate::types::Extent;
@@ -372,55 +371,4 @@ fn a_dead_socket_is_replaced_and_nothing_else_is() {
     let long = running.directory.path().join("x".repeat(120));
     let too_long = Door::bind(&long, 0o600).unwrap_err();
     assert!(matches!(too_long, BindError::PathTooLong { .. }));
-}
-
-#[test]
-fn a_killed_process_gives_everything_back() {
-    let running = Running::start(POOL);
-    let this = std::env::current_exe().unwrap();
-    let mut child = std::process::Command::new(this)
-        .args([
-            "--exact",
-            "runtime::door::tests::child_that_holds",
-            "--ignored",
-        ])
-        .env("KVRAIL_TEST_DOOR", running.path())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let service = &running.service;
-    eventually("the child holds a block and a reservation", || {
-        service.pins() == 1 && service.occupied() == 2
-    });
-    child.kill().unwrap();
-    child.wait().unwrap();
-    eventually("what it had went back", || {
-        service.pins() == 0 && service.occupied() == 1
-    });
-}
-
-/// The client process of the test above.
-#[test]
-#[ignore = "run by a_killed_process_gives_everything_back in a process of its own"]
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the parent says by a variable where the door is"
-)]
-fn child_that_holds() {
-    let Some(path) = std::env::var_os("KVRAIL_TEST_DOOR") else {
-        return;
-    };
-    let client = Client::connect(Path::new(&path)).unwrap();
-    let mut memory = client.reserve(&[100, 100]).unwrap();
-    let mut first = memory.remove(0);
-    first.fill(&[7; 100]).unwrap();
-    client
-        .publish(&namespace(), vec![(hash(1), first)], false)
-        .unwrap();
-    let held = client.acquire(&namespace(), &[hash(1)], false).unwrap();
-    assert!(matches!(held[0], Acquired::Ready(_)));
-    loop {
-        std::thread::park();
-    }
 }
