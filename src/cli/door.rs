@@ -65,13 +65,16 @@ impl Patience {
     }
 }
 
-/// A bar of bytes on standard error, where that is a terminal.
+/// A bar of bytes (a count where their sum is not known) on standard error, where that is a terminal.
 pub(super) fn progress(bytes: Option<u64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(bytes, ProgressDrawTarget::stderr());
-    let template = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec}";
+    let template = match bytes {
+        Some(_) => "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
+        None => "{spinner} {bytes} {bytes_per_sec}",
+    };
     match ProgressStyle::with_template(template) {
-        Ok(style) if bytes.is_some() => bar.with_style(style),
-        _ => bar,
+        Ok(style) => bar.with_style(style),
+        Err(_no_style) => bar,
     }
 }
 

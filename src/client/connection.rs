@@ -6,10 +6,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 use super::ClientError;
+use crate::net::fd_passing::{self, PassedFds};
 use crate::protocol::door::{HEADER_BYTES, Header, PoolSize, Reply, Request};
 use crate::runtime::deadline::Deadline;
-use crate::sys::fd_passing::{self, PassedFds};
 
 /// One connection: a request, then its reply, before the next request.
 #[derive(Debug)]
@@ -21,21 +25,28 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn open(path: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(path).map_err(|source| {
+    pub(super) fn open(path: &Path, within: Duration) -> Result<Self, ClientError> {
+        let stream = connect(path, within).map_err(|error| {
             let path = path.to_owned();
-            match source.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    ClientError::NoNode { path }
-                }
-                io::ErrorKind::PermissionDenied => ClientError::NotAllowed { path },
-                io::ErrorKind::InvalidInput | io::ErrorKind::NotADirectory => {
+            match error {
+                Errno::NOENT | Errno::CONNREFUSED => ClientError::NoNode { path },
+                Errno::ACCESS | Errno::PERM => ClientError::NotAllowed { path },
+                Errno::NAMETOOLONG | Errno::INVAL | Errno::NOTDIR | Errno::PROTOTYPE => {
                     ClientError::NotASocket { path }
                 }
-                _ => ClientError::Io { action: "connect to the node's socket", source },
+                Errno::AGAIN => ClientError::TimedOut { within },
+                error => ClientError::Io {
+                    action: "connect to the node's socket",
+                    source: error.into(),
+                },
             }
         })?;
-        Ok(Self { stream, number: 0, closed: false, frame: Vec::new() })
+        Ok(Self {
+            stream,
+            number: 0,
+            closed: false,
+            frame: Vec::new(),
+        })
     }
 
     /// The first exchange: the pools and their files.
@@ -81,7 +92,9 @@ impl Connection {
         self.frame.clear();
         request.encode(self.number, &mut self.frame)?;
         let deadline = Deadline::after(within);
-        let reply = self.write(deadline).and_then(|()| self.read(deadline, files));
+        let reply = self
+            .write(deadline)
+            .and_then(|()| self.read(deadline, files));
         reply.map_err(|error| {
             self.close();
             match error {
@@ -92,7 +105,10 @@ impl Connection {
                     io::ErrorKind::UnexpectedEof
                     | io::ErrorKind::BrokenPipe
                     | io::ErrorKind::ConnectionReset => ClientError::Closed,
-                    _ => ClientError::Io { action: "talk to the node", source },
+                    _ => ClientError::Io {
+                        action: "talk to the node",
+                        source,
+                    },
                 },
                 Broken::Client(error) => error,
             }
@@ -169,9 +185,27 @@ fn retried(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         }
     }
 }
+/// Connects within a time: a node that is stuck with a full queue of clients would else be waited for
+/// without end.
+fn connect(path: &Path, within: Duration) -> rustix::io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let within = within.max(Duration::from_millis(1));
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(within))?;
+    retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+    Ok(socket.into())
+}
+
 /// The time left, never zero, which a socket would take for "wait for ever".
 fn left(deadline: Deadline) -> Result<Duration, io::Error> {
-    deadline.remaining().ok_or_else(|| io::ErrorKind::TimedOut.into())
+    deadline
+        .remaining()
+        .ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
 /// Why an exchange failed, before its deadline and the system's words are made into sentences.

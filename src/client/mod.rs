@@ -102,7 +102,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let mut connection = Connection::open(path)?;
+        let mut connection = Connection::open(path, timeout)?;
         let (sizes, files) = connection.hello(timeout)?;
         if sizes.len() != files.len() {
             return Err(ClientError::Unexpected);

@@ -172,6 +172,18 @@ fn a_node_that_does_not_answer_is_given_up_in_time() {
 }
 
 #[test]
+fn a_node_that_accepts_nobody_is_given_up_in_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("door");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    // A queue of length 0 takes one client; the next one waits before it.
+    let _waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let error = Client::connect_within(&path, Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(error, ClientError::TimedOut { .. }), "{error}");
+}
+
+#[test]
 fn a_call_that_missed_its_deadline_ends_the_connection() {
     let running = Running::start(POOL);
     let service = &running.service;
@@ -200,4 +212,51 @@ fn where_no_node_is_the_error_says_how_to_start_one() {
     let long = directory.path().join("x".repeat(200));
     let long = Client::connect(&long).unwrap_err();
     assert!(matches!(long, ClientError::NotASocket { .. }), "{long}");
+}
+
+#[test]
+fn a_killed_process_gives_everything_back() {
+    let running = Running::start(POOL);
+    let this = std::env::current_exe().unwrap();
+    let mut child = std::process::Command::new(this)
+        .args(["--exact", "client::tests::child_that_holds", "--ignored"])
+        .env("KVRAIL_TEST_DOOR", running.path())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let service = &running.service;
+    eventually("the child holds a block and a reservation", || {
+        service.pins() == 1 && service.occupied() == 2
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    eventually("what it had went back", || {
+        service.pins() == 0 && service.occupied() == 1
+    });
+}
+
+/// The client process of the test above.
+#[test]
+#[ignore = "run by a_killed_process_gives_everything_back in a process of its own"]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the parent says by a variable where the door is"
+)]
+fn child_that_holds() {
+    let Some(path) = std::env::var_os("KVRAIL_TEST_DOOR") else {
+        return;
+    };
+    let client = Client::connect(Path::new(&path)).unwrap();
+    let mut memory = client.reserve(&[100, 100]).unwrap();
+    let mut first = memory.remove(0);
+    first.fill(&[7; 100]).unwrap();
+    client
+        .publish(&namespace(), vec![(hash(1), first)], false)
+        .unwrap();
+    let held = client.acquire(&namespace(), &[hash(1)], false).unwrap();
+    assert!(matches!(held[0], Acquired::Ready(_)));
+    loop {
+        std::thread::park();
+    }
 }

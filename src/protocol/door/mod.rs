@@ -12,6 +12,8 @@
 
 mod reply;
 mod request;
+#[cfg(test)]
+mod samples;
 pub mod stat;
 #[cfg(test)]
 mod tests;

@@ -1,158 +1,12 @@
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::samples::{HOLD, frames, golden, outcomes, replies, reports, requests};
 use super::*;
-use crate::types::{
-    BlockHash, EvictionRank, Extent, Generation, Namespace, NamespaceId, PoolId, ResidentCause,
-    ResidentId,
-};
-
-fn hash(byte: u8, len: usize) -> BlockHash {
-    BlockHash::new(&vec![byte; len]).unwrap()
-}
-
-fn namespace() -> Namespace {
-    "llama-70b/tp8".parse().unwrap()
-}
-
-const EXTENT: Extent = Extent { pool: PoolId(2), offset: 0x0102_0304_0506, len: 2 << 20 };
-
-const HOLD: ResidentId = ResidentId { slot: 0x0a0b_0c0d, generation: Generation(7) };
-
-/// One of each request, by the name of its golden file.
-fn requests() -> Vec<(&'static str, Request)> {
-    vec![
-        ("hello", Request::Hello),
-        ("reserve", Request::Reserve { sizes: vec![1, 2 << 20, limits::BLOCK_BYTES_MAX] }),
-        (
-            "publish",
-            Request::Publish {
-                namespace: namespace(),
-                pulled: true,
-                blocks: vec![PublishBlock {
-                    hash: hash(0xaa, 32),
-                    extent: EXTENT,
-                    checksum: 0x1122_3344_5566_7788,
-                }],
-            },
-        ),
-        ("discard", Request::Discard { extents: vec![EXTENT] }),
-        (
-            "acquire",
-            Request::Acquire {
-                namespace: namespace(),
-                fetch: true,
-                hashes: vec![hash(0xaa, 32), hash(0xbb, 1)],
-            },
-        ),
-        ("release", Request::Release { holds: vec![HOLD] }),
-        (
-            "finished_sending",
-            Request::FinishedSending { namespace: namespace(), hashes: vec![hash(0xaa, 8)] },
-        ),
-        ("flush", Request::Flush { deadline_ms: 1500 }),
-        ("stat", Request::Stat),
-        ("list", Request::List { namespace: None, cursor: 0x0102, max: 100 }),
-        ("evictions", Request::Evictions { since: 0x0102 }),
-    ]
-}
-
-/// One of each reply, by the name of its golden file.
-fn replies() -> Vec<(&'static str, Reply)> {
-    vec![
-        ("welcome", Reply::Welcome { pools: vec![PoolSize { id: PoolId(2), bytes: 30 << 30 }] }),
-        ("reserved", Reply::Reserved { extents: vec![EXTENT] }),
-        ("busy", Reply::Busy { pause_ms: 20 }),
-        ("refused", Reply::Refused { sentence: "no".to_owned() }),
-        ("published", Reply::Published { outcomes: outcomes().to_vec() }),
-        (
-            "acquired",
-            Reply::Acquired {
-                outcomes: vec![
-                    AcquireOutcome::Ready(held()),
-                    AcquireOutcome::NotFound,
-                    AcquireOutcome::Busy,
-                    AcquireOutcome::Failed,
-                ],
-            },
-        ),
-        ("done", Reply::Done { count: 3 }),
-        ("flushed", Reply::Flushed { known: true }),
-    ]
-}
-
-/// The rest of the replies: what the node says of itself.
-fn reports() -> Vec<(&'static str, Reply)> {
-    vec![
-        ("stat_reply", Reply::Stat { json: "{}".to_owned() }),
-        (
-            "listed",
-            Reply::Listed {
-                next: 0x0102,
-                entries: vec![ListEntry {
-                    namespace: namespace().id(),
-                    name: Some(namespace()),
-                    hash: hash(0xaa, 32),
-                    rank: EvictionRank::LAST,
-                    bytes: 4096,
-                    pins: 3,
-                    requesters: 4,
-                }],
-            },
-        ),
-        (
-            "evicted",
-            Reply::Evicted {
-                entries: vec![EvictedBlock {
-                    sequence: 9,
-                    namespace: NamespaceId(0x0102_0304),
-                    hash: hash(0xaa, 32),
-                    rank: EvictionRank::FIRST,
-                }],
-            },
-        ),
-    ]
-}
-
-fn outcomes() -> [PublishOutcome; 5] {
-    let [one, two, three] = ResidentCause::ALL.map(PublishOutcome::AlreadyResident);
-    [PublishOutcome::Stored, one, two, three, PublishOutcome::Refused]
-}
-
-fn held() -> HeldBlock {
-    HeldBlock {
-        origin: BlockOrigin::Fetched,
-        rank: EvictionRank::clamped(3),
-        extent: EXTENT,
-        checksum: 0x1122_3344_5566_7788,
-        hold: HOLD,
-    }
-}
-
-fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/door").join(format!("{name}.hex"))
-}
-
-/// Every message with its golden file's name and its frame under number 0x01020304.
-fn frames() -> Vec<(&'static str, Vec<u8>)> {
-    let number = 0x0102_0304;
-    let mut all = Vec::new();
-    for (name, request) in requests() {
-        let mut frame = Vec::new();
-        request.encode(number, &mut frame).unwrap();
-        all.push((name, frame));
-    }
-    for (name, reply) in replies().into_iter().chain(reports()) {
-        let mut frame = Vec::new();
-        reply.encode(number, &mut frame).unwrap();
-        all.push((name, frame));
-    }
-    all
-}
+use crate::types::{BlockHash, EvictionRank, Extent, Namespace, NamespaceId, PoolId};
 
 /// Sixteen bytes to a line.
 fn hex(bytes: &[u8]) -> String {
@@ -178,7 +32,11 @@ fn encodings_are_the_golden_ones() {
     for (name, frame) in frames() {
         let file = golden(name);
         let golden = std::fs::read_to_string(&file).unwrap();
-        assert_eq!(hex(&frame), golden, "{name}: a change of the encoding needs another VERSION");
+        assert_eq!(
+            hex(&frame),
+            golden,
+            "{name}: a change of the encoding needs another VERSION"
+        );
     }
 }
 
@@ -197,7 +55,11 @@ fn each_message_decodes_in_its_own_direction_only() {
         request.encode(5, &mut frame).unwrap();
         let (header, body) = split(&frame);
         assert_eq!(header.request, 5);
-        assert_eq!(Request::decode(header, body).as_ref(), Ok(&request), "{name}");
+        assert_eq!(
+            Request::decode(header, body).as_ref(),
+            Ok(&request),
+            "{name}"
+        );
         let kind = header.kind;
         assert_eq!(Reply::decode(header, body), Err(DecodeError::Kind { kind }));
     }
@@ -207,13 +69,21 @@ fn each_message_decodes_in_its_own_direction_only() {
         let (header, body) = split(&frame);
         assert_eq!(Reply::decode(header, body).as_ref(), Ok(&reply), "{name}");
         let kind = header.kind;
-        assert_eq!(Request::decode(header, body), Err(DecodeError::Kind { kind }));
+        assert_eq!(
+            Request::decode(header, body),
+            Err(DecodeError::Kind { kind })
+        );
     }
 }
 
 #[test]
 fn headers_of_others_are_refused() {
-    let good = Header { len: 0, kind: 1, request: 9 }.encode();
+    let good = Header {
+        len: 0,
+        kind: 1,
+        request: 9,
+    }
+    .encode();
     let with = |at: usize, byte| {
         let mut bytes = good;
         bytes[at] = byte;
@@ -250,7 +120,10 @@ fn fields_outside_their_ranges_are_refused() {
     assert_eq!(broken("acquire", 66, 3), DecodeError::Length);
     assert!(matches!(
         broken("acquire", 69, 1),
-        DecodeError::Count { limit: limits::DOOR_BLOCKS_MAX, .. }
+        DecodeError::Count {
+            limit: limits::DOOR_BLOCKS_MAX,
+            ..
+        }
     ));
     assert_eq!(broken("acquire", 70, 0), field("hash"));
     assert_eq!(broken("acquire", 70, 33), field("hash"));
@@ -270,10 +143,14 @@ fn fields_outside_their_ranges_are_refused() {
 #[test]
 fn lists_beyond_the_limit_are_not_sent() {
     let mut out = vec![1, 2, 3];
-    let many = Request::Reserve { sizes: vec![1; limits::DOOR_BLOCKS_MAX + 1] };
+    let many = Request::Reserve {
+        sizes: vec![1; limits::DOOR_BLOCKS_MAX + 1],
+    };
     let refused = many.encode(1, &mut out).unwrap_err();
     assert_eq!(refused.count, limits::DOOR_BLOCKS_MAX + 1);
-    let long = Reply::Stat { json: "x".repeat(limits::DOOR_MESSAGE_BYTES_MAX + 1) };
+    let long = Reply::Stat {
+        json: "x".repeat(limits::DOOR_MESSAGE_BYTES_MAX + 1),
+    };
     assert!(long.encode(1, &mut out).is_err());
     assert_eq!(out, [1, 2, 3]);
 }
@@ -300,17 +177,39 @@ fn ranks() -> impl Strategy<Value = EvictionRank> {
 }
 
 fn any_request() -> impl Strategy<Value = Request> {
-    let publish = (hashes(), extents(), any::<u64>())
-        .prop_map(|(hash, extent, checksum)| PublishBlock { hash, extent, checksum });
-    let list = (proptest::option::of(namespaces()), any::<u64>(), 1..=4096_u32);
+    let publish =
+        (hashes(), extents(), any::<u64>()).prop_map(|(hash, extent, checksum)| PublishBlock {
+            hash,
+            extent,
+            checksum,
+        });
+    let list = (
+        proptest::option::of(namespaces()),
+        any::<u64>(),
+        1..=4096_u32,
+    );
     prop_oneof![
         select(requests()).prop_map(|(_, request)| request),
-        (namespaces(), any::<bool>(), vec(publish, 0..20))
-            .prop_map(|(namespace, pulled, blocks)| Request::Publish { namespace, pulled, blocks }),
-        (namespaces(), any::<bool>(), vec(hashes(), 0..20))
-            .prop_map(|(namespace, fetch, hashes)| Request::Acquire { namespace, fetch, hashes }),
+        (namespaces(), any::<bool>(), vec(publish, 0..20)).prop_map(
+            |(namespace, pulled, blocks)| Request::Publish {
+                namespace,
+                pulled,
+                blocks
+            }
+        ),
+        (namespaces(), any::<bool>(), vec(hashes(), 0..20)).prop_map(
+            |(namespace, fetch, hashes)| Request::Acquire {
+                namespace,
+                fetch,
+                hashes
+            }
+        ),
         vec(extents(), 0..20).prop_map(|extents| Request::Discard { extents }),
-        list.prop_map(|(namespace, cursor, max)| Request::List { namespace, cursor, max }),
+        list.prop_map(|(namespace, cursor, max)| Request::List {
+            namespace,
+            cursor,
+            max
+        }),
     ]
 }
 
@@ -318,7 +217,11 @@ fn any_reply() -> impl Strategy<Value = Reply> {
     let ready = (any::<bool>(), ranks(), extents(), any::<u64>()).prop_map(
         |(fetched, rank, extent, checksum)| {
             AcquireOutcome::Ready(HeldBlock {
-                origin: if fetched { BlockOrigin::Fetched } else { BlockOrigin::Local },
+                origin: if fetched {
+                    BlockOrigin::Fetched
+                } else {
+                    BlockOrigin::Local
+                },
                 rank,
                 extent,
                 checksum,
@@ -326,9 +229,14 @@ fn any_reply() -> impl Strategy<Value = Reply> {
             })
         },
     );
-    let entry =
-        (proptest::option::of(namespaces()), hashes(), ranks(), any::<(u64, u32, u16, u16)>())
-            .prop_map(|(name, hash, rank, (namespace, bytes, pins, requesters))| ListEntry {
+    let entry = (
+        proptest::option::of(namespaces()),
+        hashes(),
+        ranks(),
+        any::<(u64, u32, u16, u16)>(),
+    )
+        .prop_map(
+            |(name, hash, rank, (namespace, bytes, pins, requesters))| ListEntry {
                 namespace: NamespaceId(namespace),
                 name,
                 hash,
@@ -336,7 +244,8 @@ fn any_reply() -> impl Strategy<Value = Reply> {
                 bytes,
                 pins,
                 requesters,
-            });
+            },
+        );
     prop_oneof![
         select([replies(), reports()].concat()).prop_map(|(_, reply)| reply),
         vec(select(outcomes().to_vec()), 0..20).prop_map(|outcomes| Reply::Published { outcomes }),
@@ -361,7 +270,11 @@ fn decode_both(header: Header, body: &[u8]) {
 }
 
 fn header(kind: u8, body: &[u8]) -> Header {
-    Header { len: u32::try_from(body.len()).unwrap(), kind, request: 1 }
+    Header {
+        len: u32::try_from(body.len()).unwrap(),
+        kind,
+        request: 1,
+    }
 }
 
 proptest! {
