@@ -122,6 +122,51 @@ pub(crate) fn both_ends_read_from_each_other_at_once<H: Harness>() {
     assert!(Pair::<H>::bytes(&at_b, 0, bytes) == from_a);
 }
 
+pub(crate) fn reads_of_all_sizes_cross_in_both_directions<H: Harness>() {
+    const BYTES: u64 = 2 << 20;
+    const READS: u32 = 3000;
+    let mut pair = Pair::<H>::new();
+    let mut random = Random::new(7);
+    let source = random.bytes(BYTES as usize);
+    let (a_holds, _) = pair.a.region(&source, Access::RemoteRead);
+    let (b_holds, _) = pair.b.region(&source, Access::RemoteRead);
+    let zeros = vec![0; BYTES as usize];
+    let (a_lands, at_a) = pair.a.region(&zeros, Access::Local);
+    let (b_lands, at_b) = pair.b.region(&zeros, Access::Local);
+    let (id_a, id_b) = (pair.at_a, pair.at_b);
+    // Every byte is read many times over to the place that it has at the source, so what lands is
+    // right exactly where it equals the source, and nowhere else may differ from zero.
+    let mut covered = vec![false; BYTES as usize];
+    let mut posted = 0;
+    while posted < READS {
+        let reads: Vec<(u32, u64, u32)> = (0..random.below(60))
+            .map(|read| {
+                let scale = random.below(17);
+                let len = random.below(2 << scale);
+                let offset = random.below(BYTES - len);
+                covered[offset as usize..(offset + len) as usize].fill(true);
+                (posted + read as u32, offset, len as u32)
+            })
+            .collect();
+        posted += reads.len() as u32;
+        let to = |from, into| {
+            let one = |&(slot, offset, len): &_| Read::same(slot, from, into, offset, len);
+            batch(&reads.iter().map(one).collect::<Vec<_>>())
+        };
+        let (of_a, of_b) = (to(&b_holds, &a_lands), to(&a_holds, &b_lands));
+        pair.pump(|a, _| a.fabric.post(id_a, &of_a).is_ok());
+        pair.pump(|_, b| b.fabric.post(id_b, &of_b).is_ok());
+    }
+    pair.pump(|a, b| {
+        a.completions(id_a).len() == posted as usize && b.completions(id_b).len() == posted as usize
+    });
+    for memory in [at_a, at_b] {
+        let landed = Pair::<H>::bytes(&memory, 0, BYTES as usize);
+        let right = |at: usize| landed[at] == if covered[at] { source[at] } else { 0 };
+        assert_eq!((0..BYTES as usize).position(|at| !right(at)), None);
+    }
+}
+
 pub(crate) fn messages_pass_while_bulk_data_flows<H: Harness>() {
     const BLOCK: u32 = 4 << 20;
     let mut pair = Pair::<H>::new();
