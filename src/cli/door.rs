@@ -89,7 +89,7 @@ pub(super) fn written(result: io::Result<()>) -> Result<bool, CliError> {
 }
 
 /// One JSON value on a line.
-pub(super) fn write_json(out: &mut dyn Write, value: &serde_json::Value) -> io::Result<()> {
+pub(super) fn write_json(out: &mut dyn Write, value: &impl serde::Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     writeln!(out)
 }

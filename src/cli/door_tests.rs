@@ -55,9 +55,7 @@ fn get(running: &Running, hashes: &str, output: &Path, more: &[&str]) -> Result<
 
 /// Bytes that differ from block to block.
 fn content(len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|at| u8::try_from((at + at / 4096) % 251).unwrap())
-        .collect()
+    (0..len).map(|at| u8::try_from((at + at / 4096) % 251).unwrap()).collect()
 }
 
 fn out(running: &Running) -> PathBuf {
@@ -103,10 +101,7 @@ fn a_file_as_large_as_the_pool_fits_and_a_larger_one_is_refused() {
     let file = running.file("large", &content((1 << 20) + 1));
     running.service.evict();
     usage(&put(&running, &file, &[]).unwrap_err(), "larger pool");
-    usage(
-        &put(&running, &file, &["--block-size", "2MiB"]).unwrap_err(),
-        "larger pool",
-    );
+    usage(&put(&running, &file, &["--block-size", "2MiB"]).unwrap_err(), "larger pool");
     assert_eq!(running.service.occupied(), 0);
 }
 
@@ -123,21 +118,10 @@ fn a_file_that_cannot_be_saved_is_refused_in_a_sentence() {
     usage(&put(&file, &["--block-size", "0"]), "--block-size");
     usage(&put(&file, &["--block-size", "2GiB"]), "--block-size");
     let socket = directory.join("nobody");
-    let args = parse::<PutArgs>(&[
-        "--socket",
-        text(&socket),
-        "--namespace",
-        "test/tp1",
-        text(&file),
-    ]);
-    failed(
-        &put::put(&args, &mut Vec::new()).unwrap_err(),
-        "kvrail serve",
-    );
-    assert_eq!(
-        (running.service.occupied(), running.service.residents()),
-        (0, 0)
-    );
+    let args =
+        parse::<PutArgs>(&["--socket", text(&socket), "--namespace", "test/tp1", text(&file)]);
+    failed(&put::put(&args, &mut Vec::new()).unwrap_err(), "kvrail serve");
+    assert_eq!((running.service.occupied(), running.service.residents()), (0, 0));
 }
 
 #[test]
@@ -195,10 +179,7 @@ fn what_is_not_here_is_fetched_unless_forbidden() {
     failed(&local, "leave out --local");
     let said = get(&running, &list, &out(&running), &["--json"]).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&said).unwrap();
-    assert_eq!(
-        (&json["fetched"], &json["verified"]),
-        (&1.into(), &true.into())
-    );
+    assert_eq!((&json["fetched"], &json["verified"]), (&1.into(), &true.into()));
     assert_eq!(std::fs::read(out(&running)).unwrap(), b"from a peer");
 }
 
@@ -241,10 +222,7 @@ fn nothing_half_done_is_left_where_a_block_is_lacking() {
     failed(&get(&absent, &[]), "block 6 of 6");
     let mut swapped: Vec<&str> = hashes.lines().collect();
     swapped.swap(2, 3);
-    failed(
-        &get(&swapped.join("\n"), &[]),
-        "does not continue the chain",
-    );
+    failed(&get(&swapped.join("\n"), &[]), "does not continue the chain");
     let third = hashes.lines().nth(2).unwrap();
     running.service.damage(&namespace(), third.parse().unwrap());
     failed(&get(&hashes, &[]), "checksum");
@@ -262,10 +240,7 @@ fn a_part_of_a_list_is_restored_where_the_chain_is_not_asked_for() {
     let hashes = put(&running, &running.file("file", &bytes), &[]).unwrap();
     let part: Vec<&str> = hashes.lines().skip(1).collect();
     let part = part.join("\n");
-    failed(
-        &get(&running, &part, &out(&running), &[]).unwrap_err(),
-        "--no-verify-chain",
-    );
+    failed(&get(&running, &part, &out(&running), &[]).unwrap_err(), "--no-verify-chain");
     get(&running, &part, &out(&running), &["--no-verify-chain"]).unwrap();
     assert_eq!(std::fs::read(out(&running)).unwrap(), bytes[4096..]);
 }
@@ -279,19 +254,10 @@ fn a_bad_list_of_hashes_is_refused_in_a_sentence() {
     usage(&get("", &path, &[]), "empty");
     usage(&get("00\nxyz\n", &path, &[]), "line 2");
     usage(&get("00\n", Path::new("-"), &["--json"]), "--json");
-    usage(
-        &get("00\n", running.directory.path(), &[]),
-        "is a directory",
-    );
+    usage(&get("00\n", running.directory.path(), &[]), "is a directory");
     usage(&get("00\n", &path.join("below"), &[]), "cannot write into");
-    let absent = parse::<GetArgs>(&[
-        "--namespace",
-        "a",
-        "-o",
-        text(&path),
-        "--hashes",
-        "/absent/list",
-    ]);
+    let absent =
+        parse::<GetArgs>(&["--namespace", "a", "-o", text(&path), "--hashes", "/absent/list"]);
     let error = get::get(&absent, &mut io::empty(), &mut Vec::new()).unwrap_err();
     usage(&error, "/absent/list");
     assert_eq!(names(running.directory.path()), ["door"]);
@@ -326,13 +292,8 @@ fn a_reader_that_leaves_early_is_no_error() {
         put::put(&put_args(&running, &file, &[]), &mut Head(taken)).unwrap();
         ls::ls(&parse::<LsArgs>(&words), &mut Head(taken)).unwrap();
         stat::stat(&parse::<StatArgs>(&words), &mut Head(taken)).unwrap();
-        let args: GetArgs = parse(
-            &[
-                &words[..],
-                &["--namespace", "test/tp1", "-o", "-", "--hashes", "-"],
-            ]
-            .concat(),
-        );
+        let args: GetArgs =
+            parse(&[&words[..], &["--namespace", "test/tp1", "-o", "-", "--hashes", "-"]].concat());
         get::get(&args, &mut hashes.as_bytes(), &mut Head(taken)).unwrap();
     }
 }
@@ -353,10 +314,7 @@ fn ls_prints_every_resident_once() {
     };
     let table = print(&[]);
     assert_eq!(table.lines().count(), 1501);
-    assert!(
-        table.lines().nth(1).unwrap().ends_with(" test/tp1"),
-        "{table}"
-    );
+    assert!(table.lines().nth(1).unwrap().ends_with(" test/tp1"), "{table}");
     let json = print(&["--json", "--namespace", "test/tp1"]);
     let mut listed: Vec<String> = json
         .lines()

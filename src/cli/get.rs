@@ -14,8 +14,8 @@ use super::chain::Chain;
 use super::door::{DoorArgs, Patience, progress, write_json, written};
 use super::sink::{STDOUT, Target};
 use crate::client::{Acquired, Client, Held};
-use crate::protocol::door::BlockOrigin;
-use crate::types::{BlockHash, Namespace};
+use crate::protocol::door::{BlockOrigin, Source};
+use crate::types::{BlockHash, Namespace, NodeId};
 
 /// Bytes that are held at once, at most, once the blocks' size is known.
 const BATCH_BYTES: u64 = 64 << 20;
@@ -56,6 +56,9 @@ pub struct GetArgs {
     /// Take only what this node holds, fetch nothing from peers
     #[arg(long)]
     pub local: bool,
+    /// Fetch what is not here from this peer only
+    #[arg(long, value_name = "NODE_ID", conflicts_with = "local")]
+    pub from: Option<NodeId>,
     /// Do not check that each hash continues the chain of those before it: for hashes that
     /// `kvrail put` did not make, or a part of its list. Checksums are verified all the same
     #[arg(long)]
@@ -66,6 +69,16 @@ pub struct GetArgs {
     /// Where the node is.
     #[command(flatten)]
     pub door: DoorArgs,
+}
+
+impl GetArgs {
+    fn source(&self) -> Source {
+        match (self.local, self.from) {
+            (true, _) => Source::Here,
+            (false, Some(node)) => Source::From(node),
+            (false, None) => Source::Anywhere,
+        }
+    }
 }
 
 /// Restores a file from its blocks, each verified by the checksum that it was saved with and, unless
@@ -225,7 +238,7 @@ impl Restore<'_> {
     ) -> Result<Option<Stop>, CliError> {
         let rest = self.hashes.get(self.done..).unwrap_or_default();
         let asked = rest.get(..most.min(rest.len())).unwrap_or(rest);
-        let acquired = match client.acquire(&self.args.namespace, asked, !self.args.local) {
+        let acquired = match client.acquire(&self.args.namespace, asked, self.args.source()) {
             Ok(acquired) => acquired,
             Err(error) if error.backpressure().is_some() => return Ok(Some(Stop::Busy)),
             Err(error) => return Err(error.into()),

@@ -5,6 +5,7 @@
 //! `Command` and its arm to `dispatch`.
 
 mod chain;
+pub mod cluster;
 pub mod demo;
 pub mod door;
 #[cfg(test)]

@@ -82,19 +82,9 @@ pub(super) fn put(args: &PutArgs, out: &mut dyn Write) -> Result<ExitCode, CliEr
     save.bar.finish_and_clear();
     let saved = save.saved;
 
-    let announced = if args.no_wait {
-        Ok(None)
-    } else {
-        client.flush(args.door.timeout).map(Some)
-    };
+    let announced = if args.no_wait { Ok(None) } else { client.flush(args.door.timeout).map(Some) };
     // The hashes are of use whatever became of the registry.
-    print(
-        args,
-        &saved,
-        bytes,
-        *announced.as_ref().unwrap_or(&None),
-        out,
-    )?;
+    print(args, &saved, bytes, *announced.as_ref().unwrap_or(&None), out)?;
     if announced? == Some(false) {
         return Err(CliError::failed(format_args!(
             "all blocks are saved, but the registry did not learn of them within {}: other nodes \
@@ -141,9 +131,7 @@ fn open(path: &Path) -> Result<(File, u64), CliError> {
 
 /// Refuses a file that the node's pools could not hold even if they were empty.
 fn check_room(client: &Client, block: u32, bytes: u64, path: &Path) -> Result<(), CliError> {
-    let each = u64::from(block)
-        .min(bytes)
-        .next_multiple_of(limits::EXTENT_ALIGN);
+    let each = u64::from(block).min(bytes).next_multiple_of(limits::EXTENT_ALIGN);
     let blocks = bytes.div_ceil(u64::from(block));
     let room: u64 = client.pools().iter().map(|pool| pool.bytes() / each).sum();
     if blocks <= room {
@@ -192,17 +180,14 @@ impl<'a> Save<'a> {
         let mut bytes = Vec::new();
         for (mut memory, size) in memory.into_iter().zip(sizes) {
             bytes.resize(*size as usize, 0);
-            file.read_exact(&mut bytes)
-                .map_err(|error| unread(&self.args.file, &error))?;
+            file.read_exact(&mut bytes).map_err(|error| unread(&self.args.file, &error))?;
             memory.fill(&bytes)?;
             let hash = self.chain.next(&bytes);
             let hash = hash.ok_or_else(|| CliError::failed("a block has no hash"))?;
             blocks.push((hash, memory));
             self.bar.inc((*size).into());
         }
-        self.saved
-            .hashes
-            .extend(blocks.iter().map(|(hash, _)| *hash));
+        self.saved.hashes.extend(blocks.iter().map(|(hash, _)| *hash));
         let outcomes = self.client.publish(&self.args.namespace, blocks, false)?;
         for outcome in outcomes {
             match outcome {

@@ -11,9 +11,9 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::ClientError;
-use crate::net::fd_passing::{self, PassedFds};
 use crate::protocol::door::{HEADER_BYTES, Header, PoolSize, Reply, Request};
 use crate::runtime::deadline::Deadline;
+use crate::sys::fd_passing::{self, PassedFds};
 
 /// One connection: a request, then its reply, before the next request.
 #[derive(Debug)]
@@ -35,18 +35,12 @@ impl Connection {
                     ClientError::NotASocket { path }
                 }
                 Errno::AGAIN => ClientError::TimedOut { within },
-                error => ClientError::Io {
-                    action: "connect to the node's socket",
-                    source: error.into(),
-                },
+                error => {
+                    ClientError::Io { action: "connect to the node's socket", source: error.into() }
+                }
             }
         })?;
-        Ok(Self {
-            stream,
-            number: 0,
-            closed: false,
-            frame: Vec::new(),
-        })
+        Ok(Self { stream, number: 0, closed: false, frame: Vec::new() })
     }
 
     /// The first exchange: the pools and their files.
@@ -92,9 +86,7 @@ impl Connection {
         self.frame.clear();
         request.encode(self.number, &mut self.frame)?;
         let deadline = Deadline::after(within);
-        let reply = self
-            .write(deadline)
-            .and_then(|()| self.read(deadline, files));
+        let reply = self.write(deadline).and_then(|()| self.read(deadline, files));
         reply.map_err(|error| {
             self.close();
             match error {
@@ -105,10 +97,7 @@ impl Connection {
                     io::ErrorKind::UnexpectedEof
                     | io::ErrorKind::BrokenPipe
                     | io::ErrorKind::ConnectionReset => ClientError::Closed,
-                    _ => ClientError::Io {
-                        action: "talk to the node",
-                        source,
-                    },
+                    _ => ClientError::Io { action: "talk to the node", source },
                 },
                 Broken::Client(error) => error,
             }
@@ -203,9 +192,7 @@ fn connect(path: &Path, within: Duration) -> rustix::io::Result<UnixStream> {
 
 /// The time left, never zero, which a socket would take for "wait for ever".
 fn left(deadline: Deadline) -> Result<Duration, io::Error> {
-    deadline
-        .remaining()
-        .ok_or_else(|| io::ErrorKind::TimedOut.into())
+    deadline.remaining().ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
 /// Why an exchange failed, before its deadline and the system's words are made into sentences.

@@ -26,7 +26,7 @@ use crate::limits;
 use crate::memory::Mapping;
 use crate::protocol::door::stat::StatReport;
 use crate::protocol::door::{
-    AcquireOutcome, EvictedBlock, ListEntry, PublishBlock, PublishOutcome, Reply, Request,
+    AcquireOutcome, EvictedBlock, ListEntry, PublishBlock, PublishOutcome, Reply, Request, Source,
 };
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockHash, Extent, Namespace, PoolId, ResidentId};
@@ -182,8 +182,8 @@ impl Client {
         }
     }
 
-    /// Pins blocks for reading, fetching from peers those that are not here where `fetch` is set;
-    /// one answer per hash.
+    /// Pins blocks for reading, fetching from peers those that are not here where `source` allows
+    /// it; one answer per hash.
     ///
     /// # Errors
     /// [`ClientError::Busy`] where too much is going on already; else what broke the call.
@@ -191,9 +191,9 @@ impl Client {
         &self,
         namespace: &Namespace,
         hashes: &[BlockHash],
-        fetch: bool,
+        source: Source,
     ) -> Result<Vec<Acquired<'_>>, ClientError> {
-        let request = Request::Acquire { namespace: *namespace, fetch, hashes: hashes.to_vec() };
+        let request = Request::Acquire { namespace: *namespace, source, hashes: hashes.to_vec() };
         match self.call(&request)? {
             Reply::Acquired { outcomes } if outcomes.len() == hashes.len() => Ok(outcomes
                 .into_iter()

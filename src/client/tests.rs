@@ -2,6 +2,7 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use super::*;
+use crate::protocol::door::Source;
 use crate::runtime::door::stand_in::{Running, eventually, hash, namespace, remote};
 use crate::types::Scope;
 
@@ -11,11 +12,11 @@ fn save(client: &Client, byte: u8, bytes: &[u8]) -> PublishOutcome {
     let len = u32::try_from(bytes.len()).unwrap();
     let mut memory = client.reserve(&[len]).unwrap().remove(0);
     memory.fill(bytes).unwrap();
-    client.publish(&namespace(), vec![(hash(byte), memory)], false).unwrap()[0]
+    client.publish(&namespace(), vec![(hash(byte), memory)], Source::Here).unwrap()[0]
 }
 
-fn read(client: &Client, byte: u8, fetch: bool) -> Option<Vec<u8>> {
-    match client.acquire(&namespace(), &[hash(byte)], fetch).unwrap().remove(0) {
+fn read(client: &Client, byte: u8, source: Source) -> Option<Vec<u8>> {
+    match client.acquire(&namespace(), &[hash(byte)], source).unwrap().remove(0) {
         Acquired::Ready(held) => {
             let mut bytes = vec![0; held.len() as usize];
             held.read_into(&mut bytes).unwrap();
@@ -32,8 +33,8 @@ fn what_one_client_saves_another_one_reads() {
         (Client::connect(&running.path()).unwrap(), Client::connect(&running.path()).unwrap());
     assert_eq!(reader.pools()[0].bytes(), POOL);
     assert_eq!(save(&writer, 1, b"some bytes"), PublishOutcome::Stored);
-    assert_eq!(read(&reader, 1, false).unwrap(), b"some bytes");
-    assert_eq!(read(&reader, 2, true), None);
+    assert_eq!(read(&reader, 1, Source::Here).unwrap(), b"some bytes");
+    assert_eq!(read(&reader, 2, Source::Anywhere), None);
     let again = save(&writer, 1, b"some bytes");
     assert!(matches!(again, PublishOutcome::AlreadyResident(_)));
     let service = &running.service;
@@ -45,8 +46,8 @@ fn what_is_not_here_is_fetched_where_that_is_allowed() {
     let running = Running::start(POOL);
     let client = Client::connect(&running.path()).unwrap();
     remote(&running.service, hash(5), &[5; 300]);
-    assert_eq!(read(&client, 5, false), None);
-    assert_eq!(read(&client, 5, true).unwrap(), [5; 300]);
+    assert_eq!(read(&client, 5, Source::Here), None);
+    assert_eq!(read(&client, 5, Source::Anywhere).unwrap(), [5; 300]);
 }
 
 #[test]
@@ -59,8 +60,8 @@ fn a_block_written_in_parts_has_the_checksum_of_the_whole() {
     memory.write(0, &bytes[..20_000]).unwrap();
     let beyond = memory.write(39_999, &[0, 0]).unwrap_err();
     assert_eq!(beyond.scope(), Scope::Request);
-    client.publish(&namespace(), vec![(hash(1), memory)], false).unwrap();
-    assert_eq!(read(&client, 1, false).unwrap(), bytes);
+    client.publish(&namespace(), vec![(hash(1), memory)], Source::Here).unwrap();
+    assert_eq!(read(&client, 1, Source::Here).unwrap(), bytes);
 }
 
 #[test]
@@ -69,7 +70,7 @@ fn changed_bytes_are_not_returned() {
     let client = Client::connect(&running.path()).unwrap();
     save(&client, 1, b"some bytes");
     running.service.damage(&namespace(), hash(1));
-    let held = client.acquire(&namespace(), &[hash(1)], false).unwrap();
+    let held = client.acquire(&namespace(), &[hash(1)], Source::Here).unwrap();
     let Acquired::Ready(held) = &held[0] else {
         panic!("not ready");
     };
@@ -95,7 +96,7 @@ fn dropped_guards_go_back_in_batches_and_the_last_one_at_once() {
     assert_eq!(service.occupied(), 0, "the last one goes");
 
     save(&client, 1, b"x");
-    let mut held = client.acquire(&namespace(), &[hash(1); 3], false).unwrap();
+    let mut held = client.acquire(&namespace(), &[hash(1); 3], Source::Here).unwrap();
     held.pop();
     assert_eq!(service.pins(), 3);
     client.stat().unwrap();
@@ -190,7 +191,7 @@ fn a_call_that_missed_its_deadline_ends_the_connection() {
     let client = Client::connect_within(&running.path(), Duration::from_millis(500)).unwrap();
     let memory = client.reserve(&[10]).unwrap();
     service.open.send_replace(false);
-    let late = client.acquire(&namespace(), &[hash(1)], true).unwrap_err();
+    let late = client.acquire(&namespace(), &[hash(1)], Source::Anywhere).unwrap_err();
     assert!(matches!(late, ClientError::TimedOut { .. }), "{late}");
     let closed = client.stat().unwrap_err();
     assert!(matches!(closed, ClientError::Closed), "{closed}");
@@ -231,18 +232,13 @@ fn a_killed_process_gives_everything_back() {
     });
     child.kill().unwrap();
     child.wait().unwrap();
-    eventually("what it had went back", || {
-        service.pins() == 0 && service.occupied() == 1
-    });
+    eventually("what it had went back", || service.pins() == 0 && service.occupied() == 1);
 }
 
 /// The client process of the test above.
 #[test]
 #[ignore = "run by a_killed_process_gives_everything_back in a process of its own"]
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the parent says by a variable where the door is"
-)]
+#[expect(clippy::disallowed_methods, reason = "the parent says by a variable where the door is")]
 fn child_that_holds() {
     let Some(path) = std::env::var_os("KVRAIL_TEST_DOOR") else {
         return;
@@ -251,10 +247,8 @@ fn child_that_holds() {
     let mut memory = client.reserve(&[100, 100]).unwrap();
     let mut first = memory.remove(0);
     first.fill(&[7; 100]).unwrap();
-    client
-        .publish(&namespace(), vec![(hash(1), first)], false)
-        .unwrap();
-    let held = client.acquire(&namespace(), &[hash(1)], false).unwrap();
+    client.publish(&namespace(), vec![(hash(1), first)], false).unwrap();
+    let held = client.acquire(&namespace(), &[hash(1)], Source::Here).unwrap();
     assert!(matches!(held[0], Acquired::Ready(_)));
     loop {
         std::thread::park();

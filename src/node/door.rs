@@ -10,7 +10,7 @@ use crate::peer::FetchOutcome;
 use crate::policy::Origin;
 use crate::protocol::door::stat::StatReport;
 use crate::protocol::door::{
-    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PublishOutcome,
+    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PublishOutcome, Source,
 };
 use crate::runtime::door::{self, DoorService, Page, PoolHandle, Publish, ReserveError};
 use crate::store::{Found, PinError, ResidentView};
@@ -122,7 +122,7 @@ impl DoorService for Inner {
         self: Arc<Self>,
         namespace: Namespace,
         hashes: Vec<BlockHash>,
-        fetch: bool,
+        source: Source,
     ) -> Vec<AcquireOutcome> {
         let namespace = self.learn(&namespace);
         let keys: Vec<_> = hashes.iter().map(|&hash| BlockKey { namespace, hash }).collect();
@@ -143,9 +143,9 @@ impl DoorService for Inner {
                 Err(PinError::TooManyPins) => AcquireOutcome::Busy,
             })
             .collect();
-        if fetch && !misses.is_empty() {
+        if source != Source::Here && !misses.is_empty() {
             let wanted: Vec<_> = misses.iter().filter_map(|at| hashes.get(*at)).copied().collect();
-            let fetched = self.fetcher.fetch(namespace, &wanted).await;
+            let fetched = self.fetcher.fetch(namespace, &wanted, source).await;
             for (at, got) in misses.iter().zip(fetched) {
                 if let Some(outcome) = outcomes.get_mut(*at) {
                     *outcome = match got {

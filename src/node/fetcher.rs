@@ -10,7 +10,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::event::{Event, EventSink, RegistryCall};
+use crate::limits;
 use crate::peer::FetchOutcome;
+use crate::protocol::door::Source;
 use crate::registry::{OwnerRegistry, PlanQuery};
 use crate::runtime::clock::Clock;
 use crate::runtime::data::DataHandle;
@@ -76,12 +78,27 @@ impl Fetcher {
         self: &Arc<Self>,
         namespace: NamespaceId,
         hashes: &[BlockHash],
+        source: Source,
     ) -> Vec<FetchOutcome> {
         let mut got =
             Got { outcomes: vec![FetchOutcome::NotFound; hashes.len()], avoid: Vec::new() };
         let mut open: Vec<usize> = (0..hashes.len()).collect();
         for _round in 0..ROUNDS {
-            let lends = self.plan(namespace, hashes, &open, &got.avoid).await;
+            let mut lends = self.plan(namespace, hashes, &open, &got.avoid).await;
+            if let Source::From(node) = source {
+                // Whoever is preferred to the one that is wanted is left out until it is named.
+                while lends.iter().any(|lend| lend.owner != node)
+                    && got.avoid.len() < limits::REGISTRY_AVOID_MAX
+                {
+                    let others = lends.iter().map(|lend| lend.owner).filter(|it| *it != node);
+                    got.avoid.extend(others);
+                    got.avoid.sort_unstable();
+                    got.avoid.dedup();
+                    got.avoid.truncate(limits::REGISTRY_AVOID_MAX);
+                    lends = self.plan(namespace, hashes, &open, &got.avoid).await;
+                }
+                lends.retain(|lend| lend.owner == node);
+            }
             if lends.is_empty() {
                 break;
             }

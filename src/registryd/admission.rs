@@ -21,10 +21,7 @@ pub(super) struct Admission<S> {
 
 impl<S> Admission<S> {
     pub(super) fn new(inner: S, calls_max: usize) -> Self {
-        Self {
-            inner,
-            turns: Arc::new(Semaphore::new(calls_max.min(Semaphore::MAX_PERMITS))),
-        }
+        Self { inner, turns: Arc::new(Semaphore::new(calls_max.min(Semaphore::MAX_PERMITS))) }
     }
 }
 

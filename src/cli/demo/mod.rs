@@ -46,8 +46,10 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, CliError> {
 /// Notes a signal for the story to see between its steps. The children of a terminal's Ctrl-C get
 /// their own, so that a step that waits for one of them ends soon.
 fn watch_signals(interrupted: Arc<AtomicBool>) -> Result<(), CliError> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CliError::failed)?;
     let stop = {
         let _context = runtime.enter();
         Stop::listen()?

@@ -80,7 +80,7 @@ impl Report {
     /// Ends it.
     pub(super) fn finish(&self) -> Result<(), CliError> {
         if self.json {
-            write_json(&mut io::stdout().lock(), self)?;
+            written(write_json(&mut io::stdout().lock(), self))?;
         }
         Ok(())
     }

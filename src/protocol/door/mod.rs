@@ -23,7 +23,7 @@ pub use reply::{
     AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PoolSize, PublishOutcome,
     Reply,
 };
-pub use request::{PublishBlock, Request};
+pub use request::{PublishBlock, Request, Source};
 
 use crate::limits;
 use wire::{U16, U32};

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::wire::{ExtentWire, HashWire, HoldWire, NameWire, Reader, U32, U64, Writer, flag};
 use super::{DecodeError, Header, TooMany};
 use crate::limits;
-use crate::types::{BlockHash, Extent, Namespace, ResidentId};
+use crate::types::{BlockHash, Extent, Namespace, NodeId, ResidentId};
 
 /// A block that a client has written in place and wants to be found by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +47,8 @@ pub enum Request {
     Acquire {
         /// The set of blocks that the hashes belong to.
         namespace: Namespace,
-        /// Whether to fetch from peers what is not here.
-        fetch: bool,
+        /// Where to look.
+        source: Source,
         /// The blocks, root first.
         hashes: Vec<BlockHash>,
     },
@@ -101,7 +101,50 @@ mod kind {
     pub(super) const EVICTIONS: u8 = 0x0b;
 }
 
-/// The head of `Publish` and `Acquire`.
+/// Where an acquisition looks for blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// On this node only.
+    Here,
+    /// On this node, then on whichever peers hold them.
+    Anywhere,
+    /// On this node, then on this one peer.
+    From(NodeId),
+}
+
+/// No node in particular.
+const NOBODY: [u8; 16] = [0; 16];
+
+/// The head of `Acquire`; the node is zero unless it is meant.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct AcquireWire {
+    namespace: NameWire,
+    source: u8,
+    node: [u8; 16],
+}
+
+impl AcquireWire {
+    fn new(namespace: &Namespace, source: Source) -> Self {
+        let (source, node) = match source {
+            Source::Here => (0, NOBODY),
+            Source::Anywhere => (1, NOBODY),
+            Source::From(NodeId(node)) => (2, node),
+        };
+        Self { namespace: NameWire::new(Some(namespace)), source, node }
+    }
+
+    fn source(&self) -> Result<Source, DecodeError> {
+        match (self.source, self.node) {
+            (0, NOBODY) => Ok(Source::Here),
+            (1, NOBODY) => Ok(Source::Anywhere),
+            (2, node) => Ok(Source::From(NodeId(node))),
+            _ => Err(DecodeError::Field { field: "source" }),
+        }
+    }
+}
+
+/// The head of `Publish`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct FlaggedWire {
@@ -166,8 +209,8 @@ impl Request {
                 })
             }
             Self::Discard { extents } => writer.list(extents, most, ExtentWire::new),
-            Self::Acquire { namespace, fetch, hashes } => {
-                writer.head(&flagged(namespace, *fetch));
+            Self::Acquire { namespace, source, hashes } => {
+                writer.head(&AcquireWire::new(namespace, *source));
                 writer.list(hashes, most, HashWire::new)
             }
             Self::Release { holds } => writer.list(holds, most, |hold| HoldWire::new(*hold)),
@@ -214,10 +257,10 @@ impl Request {
             }
             kind::DISCARD => Ok(Self::Discard { extents: reader.list_of(most, ExtentWire::get)? }),
             kind::ACQUIRE => {
-                let head: FlaggedWire = reader.head()?;
+                let head: AcquireWire = reader.head()?;
                 Ok(Self::Acquire {
                     namespace: head.namespace.get()?,
-                    fetch: flag(head.flag, "fetch")?,
+                    source: head.source()?,
                     hashes: reader.list_of(most, HashWire::get)?,
                 })
             }

@@ -16,27 +16,16 @@ pub(super) fn namespace() -> Namespace {
     "llama-70b/tp8".parse().unwrap()
 }
 
-pub(super) const EXTENT: Extent = Extent {
-    pool: PoolId(2),
-    offset: 0x0102_0304_0506,
-    len: 2 << 20,
-};
+pub(super) const EXTENT: Extent =
+    Extent { pool: PoolId(2), offset: 0x0102_0304_0506, len: 2 << 20 };
 
-pub(super) const HOLD: ResidentId = ResidentId {
-    slot: 0x0a0b_0c0d,
-    generation: Generation(7),
-};
+pub(super) const HOLD: ResidentId = ResidentId { slot: 0x0a0b_0c0d, generation: Generation(7) };
 
 /// One of each request, by the name of its golden file.
 pub(super) fn requests() -> Vec<(&'static str, Request)> {
     vec![
         ("hello", Request::Hello),
-        (
-            "reserve",
-            Request::Reserve {
-                sizes: vec![1, 2 << 20, limits::BLOCK_BYTES_MAX],
-            },
-        ),
+        ("reserve", Request::Reserve { sizes: vec![1, 2 << 20, limits::BLOCK_BYTES_MAX] }),
         (
             "publish",
             Request::Publish {
@@ -49,38 +38,23 @@ pub(super) fn requests() -> Vec<(&'static str, Request)> {
                 }],
             },
         ),
-        (
-            "discard",
-            Request::Discard {
-                extents: vec![EXTENT],
-            },
-        ),
+        ("discard", Request::Discard { extents: vec![EXTENT] }),
         (
             "acquire",
             Request::Acquire {
                 namespace: namespace(),
-                fetch: true,
+                source: Source::Anywhere,
                 hashes: vec![hash(0xaa, 32), hash(0xbb, 1)],
             },
         ),
         ("release", Request::Release { holds: vec![HOLD] }),
         (
             "finished_sending",
-            Request::FinishedSending {
-                namespace: namespace(),
-                hashes: vec![hash(0xaa, 8)],
-            },
+            Request::FinishedSending { namespace: namespace(), hashes: vec![hash(0xaa, 8)] },
         ),
         ("flush", Request::Flush { deadline_ms: 1500 }),
         ("stat", Request::Stat),
-        (
-            "list",
-            Request::List {
-                namespace: None,
-                cursor: 0x0102,
-                max: 100,
-            },
-        ),
+        ("list", Request::List { namespace: None, cursor: 0x0102, max: 100 }),
         ("evictions", Request::Evictions { since: 0x0102 }),
     ]
 }
@@ -88,34 +62,11 @@ pub(super) fn requests() -> Vec<(&'static str, Request)> {
 /// One of each reply, by the name of its golden file.
 pub(super) fn replies() -> Vec<(&'static str, Reply)> {
     vec![
-        (
-            "welcome",
-            Reply::Welcome {
-                pools: vec![PoolSize {
-                    id: PoolId(2),
-                    bytes: 30 << 30,
-                }],
-            },
-        ),
-        (
-            "reserved",
-            Reply::Reserved {
-                extents: vec![EXTENT],
-            },
-        ),
+        ("welcome", Reply::Welcome { pools: vec![PoolSize { id: PoolId(2), bytes: 30 << 30 }] }),
+        ("reserved", Reply::Reserved { extents: vec![EXTENT] }),
         ("busy", Reply::Busy { pause_ms: 20 }),
-        (
-            "refused",
-            Reply::Refused {
-                sentence: "no".to_owned(),
-            },
-        ),
-        (
-            "published",
-            Reply::Published {
-                outcomes: outcomes().to_vec(),
-            },
-        ),
+        ("refused", Reply::Refused { sentence: "no".to_owned() }),
+        ("published", Reply::Published { outcomes: outcomes().to_vec() }),
         (
             "acquired",
             Reply::Acquired {
@@ -135,12 +86,7 @@ pub(super) fn replies() -> Vec<(&'static str, Reply)> {
 /// The rest of the replies: what the node says of itself.
 pub(super) fn reports() -> Vec<(&'static str, Reply)> {
     vec![
-        (
-            "stat_reply",
-            Reply::Stat {
-                json: "{}".to_owned(),
-            },
-        ),
+        ("stat_reply", Reply::Stat { json: "{}".to_owned() }),
         (
             "listed",
             Reply::Listed {
@@ -172,13 +118,7 @@ pub(super) fn reports() -> Vec<(&'static str, Reply)> {
 
 pub(super) fn outcomes() -> [PublishOutcome; 5] {
     let [one, two, three] = ResidentCause::ALL.map(PublishOutcome::AlreadyResident);
-    [
-        PublishOutcome::Stored,
-        one,
-        two,
-        three,
-        PublishOutcome::Refused,
-    ]
+    [PublishOutcome::Stored, one, two, three, PublishOutcome::Refused]
 }
 
 pub(super) fn held() -> HeldBlock {
@@ -192,9 +132,7 @@ pub(super) fn held() -> HeldBlock {
 }
 
 pub(super) fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden/door")
-        .join(format!("{name}.hex"))
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/door").join(format!("{name}.hex"))
 }
 
 /// Every message with its golden file's name and its frame under number 0x01020304.

@@ -32,11 +32,7 @@ fn encodings_are_the_golden_ones() {
     for (name, frame) in frames() {
         let file = golden(name);
         let golden = std::fs::read_to_string(&file).unwrap();
-        assert_eq!(
-            hex(&frame),
-            golden,
-            "{name}: a change of the encoding needs another VERSION"
-        );
+        assert_eq!(hex(&frame), golden, "{name}: a change of the encoding needs another VERSION");
     }
 }
 
@@ -55,11 +51,7 @@ fn each_message_decodes_in_its_own_direction_only() {
         request.encode(5, &mut frame).unwrap();
         let (header, body) = split(&frame);
         assert_eq!(header.request, 5);
-        assert_eq!(
-            Request::decode(header, body).as_ref(),
-            Ok(&request),
-            "{name}"
-        );
+        assert_eq!(Request::decode(header, body).as_ref(), Ok(&request), "{name}");
         let kind = header.kind;
         assert_eq!(Reply::decode(header, body), Err(DecodeError::Kind { kind }));
     }
@@ -69,21 +61,13 @@ fn each_message_decodes_in_its_own_direction_only() {
         let (header, body) = split(&frame);
         assert_eq!(Reply::decode(header, body).as_ref(), Ok(&reply), "{name}");
         let kind = header.kind;
-        assert_eq!(
-            Request::decode(header, body),
-            Err(DecodeError::Kind { kind })
-        );
+        assert_eq!(Request::decode(header, body), Err(DecodeError::Kind { kind }));
     }
 }
 
 #[test]
 fn headers_of_others_are_refused() {
-    let good = Header {
-        len: 0,
-        kind: 1,
-        request: 9,
-    }
-    .encode();
+    let good = Header { len: 0, kind: 1, request: 9 }.encode();
     let with = |at: usize, byte| {
         let mut bytes = good;
         bytes[at] = byte;
@@ -116,14 +100,11 @@ fn fields_outside_their_ranges_are_refused() {
     assert_eq!(broken("acquire", 1, b' '), field("namespace"));
     assert_eq!(broken("acquire", 1, 0xff), field("namespace"));
     assert_eq!(broken("acquire", 64, 1), field("namespace"));
-    assert_eq!(broken("acquire", 65, 2), field("fetch"));
+    assert_eq!(broken("acquire", 65, 3), field("source"));
     assert_eq!(broken("acquire", 66, 3), DecodeError::Length);
     assert!(matches!(
         broken("acquire", 69, 1),
-        DecodeError::Count {
-            limit: limits::DOOR_BLOCKS_MAX,
-            ..
-        }
+        DecodeError::Count { limit: limits::DOOR_BLOCKS_MAX, .. }
     ));
     assert_eq!(broken("acquire", 70, 0), field("hash"));
     assert_eq!(broken("acquire", 70, 33), field("hash"));
@@ -143,14 +124,10 @@ fn fields_outside_their_ranges_are_refused() {
 #[test]
 fn lists_beyond_the_limit_are_not_sent() {
     let mut out = vec![1, 2, 3];
-    let many = Request::Reserve {
-        sizes: vec![1; limits::DOOR_BLOCKS_MAX + 1],
-    };
+    let many = Request::Reserve { sizes: vec![1; limits::DOOR_BLOCKS_MAX + 1] };
     let refused = many.encode(1, &mut out).unwrap_err();
     assert_eq!(refused.count, limits::DOOR_BLOCKS_MAX + 1);
-    let long = Reply::Stat {
-        json: "x".repeat(limits::DOOR_MESSAGE_BYTES_MAX + 1),
-    };
+    let long = Reply::Stat { json: "x".repeat(limits::DOOR_MESSAGE_BYTES_MAX + 1) };
     assert!(long.encode(1, &mut out).is_err());
     assert_eq!(out, [1, 2, 3]);
 }
@@ -177,39 +154,17 @@ fn ranks() -> impl Strategy<Value = EvictionRank> {
 }
 
 fn any_request() -> impl Strategy<Value = Request> {
-    let publish =
-        (hashes(), extents(), any::<u64>()).prop_map(|(hash, extent, checksum)| PublishBlock {
-            hash,
-            extent,
-            checksum,
-        });
-    let list = (
-        proptest::option::of(namespaces()),
-        any::<u64>(),
-        1..=4096_u32,
-    );
+    let publish = (hashes(), extents(), any::<u64>())
+        .prop_map(|(hash, extent, checksum)| PublishBlock { hash, extent, checksum });
+    let list = (proptest::option::of(namespaces()), any::<u64>(), 1..=4096_u32);
     prop_oneof![
         select(requests()).prop_map(|(_, request)| request),
-        (namespaces(), any::<bool>(), vec(publish, 0..20)).prop_map(
-            |(namespace, pulled, blocks)| Request::Publish {
-                namespace,
-                pulled,
-                blocks
-            }
-        ),
-        (namespaces(), any::<bool>(), vec(hashes(), 0..20)).prop_map(
-            |(namespace, fetch, hashes)| Request::Acquire {
-                namespace,
-                fetch,
-                hashes
-            }
-        ),
+        (namespaces(), any::<bool>(), vec(publish, 0..20))
+            .prop_map(|(namespace, pulled, blocks)| Request::Publish { namespace, pulled, blocks }),
+        (namespaces(), any::<bool>(), vec(hashes(), 0..20))
+            .prop_map(|(namespace, source, hashes)| Request::Acquire { namespace, source, hashes }),
         vec(extents(), 0..20).prop_map(|extents| Request::Discard { extents }),
-        list.prop_map(|(namespace, cursor, max)| Request::List {
-            namespace,
-            cursor,
-            max
-        }),
+        list.prop_map(|(namespace, cursor, max)| Request::List { namespace, cursor, max }),
     ]
 }
 
@@ -217,11 +172,7 @@ fn any_reply() -> impl Strategy<Value = Reply> {
     let ready = (any::<bool>(), ranks(), extents(), any::<u64>()).prop_map(
         |(fetched, rank, extent, checksum)| {
             AcquireOutcome::Ready(HeldBlock {
-                origin: if fetched {
-                    BlockOrigin::Fetched
-                } else {
-                    BlockOrigin::Local
-                },
+                origin: if fetched { BlockOrigin::Fetched } else { BlockOrigin::Local },
                 rank,
                 extent,
                 checksum,
@@ -229,14 +180,9 @@ fn any_reply() -> impl Strategy<Value = Reply> {
             })
         },
     );
-    let entry = (
-        proptest::option::of(namespaces()),
-        hashes(),
-        ranks(),
-        any::<(u64, u32, u16, u16)>(),
-    )
-        .prop_map(
-            |(name, hash, rank, (namespace, bytes, pins, requesters))| ListEntry {
+    let entry =
+        (proptest::option::of(namespaces()), hashes(), ranks(), any::<(u64, u32, u16, u16)>())
+            .prop_map(|(name, hash, rank, (namespace, bytes, pins, requesters))| ListEntry {
                 namespace: NamespaceId(namespace),
                 name,
                 hash,
@@ -244,8 +190,7 @@ fn any_reply() -> impl Strategy<Value = Reply> {
                 bytes,
                 pins,
                 requesters,
-            },
-        );
+            });
     prop_oneof![
         select([replies(), reports()].concat()).prop_map(|(_, reply)| reply),
         vec(select(outcomes().to_vec()), 0..20).prop_map(|outcomes| Reply::Published { outcomes }),
@@ -270,11 +215,7 @@ fn decode_both(header: Header, body: &[u8]) {
 }
 
 fn header(kind: u8, body: &[u8]) -> Header {
-    Header {
-        len: u32::try_from(body.len()).unwrap(),
-        kind,
-        request: 1,
-    }
+    Header { len: u32::try_from(body.len()).unwrap(), kind, request: 1 }
 }
 
 proptest! {

@@ -238,10 +238,7 @@ pub(super) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> boo
 
 #[tokio::test]
 async fn one_call_at_a_time_still_serves_everybody() {
-    let options = RegistrydOptions {
-        calls_max: 1,
-        ..RegistrydOptions::default()
-    };
+    let options = RegistrydOptions { calls_max: 1, ..RegistrydOptions::default() };
     let running = start(options).await;
     let clients = (1..9).map(|node| {
         let client = client(running.address);

@@ -14,10 +14,7 @@ use crate::types::{BlockHash, NamespaceId, NodeEpoch, NodeId, Timestamp};
 const KEYS: u32 = 64;
 
 fn key(number: u32) -> BlockKey {
-    BlockKey {
-        namespace: NamespaceId(1),
-        hash: BlockHash::new(&number.to_le_bytes()).unwrap(),
-    }
+    BlockKey { namespace: NamespaceId(1), hash: BlockHash::new(&number.to_le_bytes()).unwrap() }
 }
 
 /// Loses a third of the answers, of which half take effect at once and half much later.
@@ -62,12 +59,8 @@ impl Flaky {
 
     fn missing(&self) -> BTreeSet<u32> {
         let missing = |number: &u32| {
-            let query = PlanQuery {
-                asker: NodeId([9; 16]),
-                keys: &[key(*number)],
-                avoid: &[],
-                choice: 0,
-            };
+            let query =
+                PlanQuery { asker: NodeId([9; 16]), keys: &[key(*number)], avoid: &[], choice: 0 };
             let plan = self.inner.directory().plan(query, Timestamp::ZERO);
             plan.unwrap().missing == 1
         };
@@ -88,13 +81,7 @@ impl Flaky {
         underway.fetch_add(1, Ordering::AcqRel);
         drop(tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(sequence % 7)).await;
-            let batch = Batch {
-                node,
-                epoch,
-                registration,
-                sequence,
-                keys: &keys,
-            };
+            let batch = Batch { node, epoch, registration, sequence, keys: &keys };
             // It may be refused as late: that is the point.
             if announce {
                 drop(directory.announce(batch, Timestamp::ZERO));
@@ -117,11 +104,7 @@ impl OwnerRegistry for Flaky {
         self.afresh.fetch_add(afresh, Ordering::Relaxed);
         Box::pin(async move {
             let answer = self.inner.heartbeat(node, heartbeat).await;
-            if fate == Fate::Answered {
-                answer
-            } else {
-                Err(LOST)
-            }
+            if fate == Fate::Answered { answer } else { Err(LOST) }
         })
     }
 
@@ -134,11 +117,7 @@ impl OwnerRegistry for Flaky {
                 return Err(LOST);
             }
             let answer = self.inner.announce(batch).await;
-            if fate == Fate::Answered {
-                answer
-            } else {
-                Err(LOST)
-            }
+            if fate == Fate::Answered { answer } else { Err(LOST) }
         })
     }
 
@@ -151,11 +130,7 @@ impl OwnerRegistry for Flaky {
                 return Err(LOST);
             }
             let answer = self.inner.withdraw(batch).await;
-            if fate == Fate::Answered {
-                answer
-            } else {
-                Err(LOST)
-            }
+            if fate == Fate::Answered { answer } else { Err(LOST) }
         })
     }
 
@@ -301,10 +276,7 @@ async fn converges(pending_max: usize) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn announce_and_withdraw_of_one_key_are_never_reordered() {
     let afresh = converges(1024).await;
-    assert!(
-        afresh < 5,
-        "the bound was met, so that nothing was shown: {afresh}"
-    );
+    assert!(afresh < 5, "the bound was met, so that nothing was shown: {afresh}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

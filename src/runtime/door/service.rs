@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::protocol::door::{AcquireOutcome, EvictedBlock, ListEntry, PublishOutcome};
+use crate::protocol::door::{AcquireOutcome, EvictedBlock, ListEntry, PublishOutcome, Source};
 use crate::types::{BlockHash, Extent, Namespace, PoolId, ResidentId};
 
 /// A pool as clients are given it.
@@ -81,15 +81,15 @@ pub trait DoorService: Send + Sync + 'static {
         pulled: bool,
     ) -> Vec<PublishOutcome>;
 
-    /// Pins blocks for reading, after fetching from peers those that are not here where `fetch` is
-    /// set; one outcome per hash, in order. Each `Ready` is one pin, given back by one
+    /// Pins blocks for reading, after fetching from peers those that are not here where `source`
+    /// allows it; one outcome per hash, in order. Each `Ready` is one pin, given back by one
     /// [`DoorService::release`] of its hold. Has a deadline of its own and is never cancelled while
     /// the runtime lives.
     fn acquire(
         self: Arc<Self>,
         namespace: Namespace,
         hashes: Vec<BlockHash>,
-        fetch: bool,
+        source: Source,
     ) -> impl Future<Output = Vec<AcquireOutcome>> + Send;
 
     /// Gives pins back, one per entry.

@@ -14,7 +14,9 @@ use super::frames::FrameReader;
 use super::owned::{Acquired, Holds, Reservations};
 use super::service::{DoorService, ReserveError};
 use crate::limits;
-use crate::protocol::door::{DecodeError, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, TooMany};
+use crate::protocol::door::{
+    DecodeError, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source, TooMany,
+};
 use crate::sys::fd_passing;
 use crate::types::{BlockHash, Extent, Namespace};
 
@@ -162,8 +164,8 @@ impl<S: DoorService> Session<S> {
                 outcomes: self.reserved.publish(&*self.service, &namespace, &blocks, pulled),
             },
             Request::Discard { extents } => self.discard(&extents),
-            Request::Acquire { namespace, fetch, hashes } => {
-                return self.acquire(number, namespace, hashes, fetch);
+            Request::Acquire { namespace, source, hashes } => {
+                return self.acquire(number, namespace, hashes, source);
             }
             Request::Release { holds } => done(self.holds.release(&holds)),
             Request::FinishedSending { namespace, hashes } => {
@@ -208,7 +210,7 @@ impl<S: DoorService> Session<S> {
         number: u32,
         namespace: Namespace,
         hashes: Vec<BlockHash>,
-        fetch: bool,
+        source: Source,
     ) -> Option<Reply> {
         let most = limits::DOOR_HOLDS_MAX;
         let asked = hashes.len();
@@ -223,7 +225,7 @@ impl<S: DoorService> Session<S> {
         self.asked += asked;
         let service = Arc::clone(&self.service);
         self.running.spawn(async move {
-            let outcomes = Arc::clone(&service).acquire(namespace, hashes, fetch).await;
+            let outcomes = Arc::clone(&service).acquire(namespace, hashes, source).await;
             let acquired = Acquired::new(service, outcomes);
             (number, Done::Acquired { asked, acquired })
         });

@@ -17,7 +17,7 @@ use crate::limits::EXTENT_ALIGN;
 use crate::memory::Mapping;
 use crate::protocol::door::stat::{PoolStat, ResidentStat, StatReport};
 use crate::protocol::door::{
-    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PublishOutcome,
+    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PublishOutcome, Source,
 };
 use crate::runtime::deadline::Deadline;
 use crate::types::{
@@ -231,7 +231,7 @@ impl DoorService for StandIn {
         self: Arc<Self>,
         namespace: Namespace,
         hashes: Vec<BlockHash>,
-        fetch: bool,
+        source: Source,
     ) -> Vec<AcquireOutcome> {
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
         hashes
@@ -239,7 +239,7 @@ impl DoorService for StandIn {
             .map(|hash| {
                 let key = key(&namespace, hash);
                 self.pin(key).unwrap_or_else(|| {
-                    if fetch { self.fetch(key) } else { AcquireOutcome::NotFound }
+                    if source != Source::Here { self.fetch(key) } else { AcquireOutcome::NotFound }
                 })
             })
             .collect()

@@ -7,8 +7,10 @@ use tokio::io::AsyncWriteExt;
 
 use super::stand_in::{Running, eventually, hash, namespace, remote};
 use super::*;
-use crate::net::fd_passing::{self, PassedFds};
-use crate::protocol::door::{HEADER_BYTES, Header, PublishBlock, PublishOutcome, Reply, Request};
+use crate::protocol::door::{
+    HEADER_BYTES, Header, PublishBlock, PublishOutcome, Reply, Request, Source,
+};
+use crate::sys::fd_passing::{self, PassedFds};
 use crate::types::Extent;
 
 const POOL: u64 = 1 << 20;
@@ -78,11 +80,7 @@ fn publish(extents: &[Extent]) -> Request {
         blocks: extents
             .iter()
             .zip(1..)
-            .map(|(extent, byte)| PublishBlock {
-                hash: hash(byte),
-                extent: *extent,
-                checksum: 0,
-            })
+            .map(|(extent, byte)| PublishBlock { hash: hash(byte), extent: *extent, checksum: 0 })
             .collect(),
     }
 }
@@ -121,7 +119,7 @@ fn a_client_releases_only_what_it_holds() {
     one.ask(&publish(&own));
     let acquire = Request::Acquire {
         namespace: namespace(),
-        fetch: false,
+        source: Source::Here,
         hashes: vec![hash(1), hash(1), hash(2)],
     };
     let Reply::Acquired { outcomes } = one.ask(&acquire) else {
@@ -131,9 +129,7 @@ fn a_client_releases_only_what_it_holds() {
         panic!("not ready");
     };
     assert_eq!(running.service.pins(), 2);
-    let release = |count| Request::Release {
-        holds: vec![held.hold; count],
-    };
+    let release = |count| Request::Release { holds: vec![held.hold; count] };
     assert_eq!(other.ask(&release(1)), Reply::Done { count: 0 });
     assert_eq!(one.ask(&release(1)), Reply::Done { count: 1 });
     assert_eq!(running.service.pins(), 1);
@@ -149,16 +145,14 @@ fn what_a_client_owned_goes_back_when_it_goes() {
     raw.ask(&publish(&own[..1]));
     let acquire = Request::Acquire {
         namespace: namespace(),
-        fetch: false,
+        source: Source::Here,
         hashes: vec![hash(1), hash(1)],
     };
     raw.ask(&acquire);
     let service = &running.service;
     assert_eq!((service.occupied(), service.pins()), (3, 2));
     drop(raw);
-    eventually("everything went back", || {
-        (service.occupied(), service.pins()) == (1, 0)
-    });
+    eventually("everything went back", || (service.occupied(), service.pins()) == (1, 0));
 }
 
 #[test]
@@ -173,22 +167,16 @@ fn an_acquisition_that_outlives_its_client_is_released() {
         2,
         &Request::Acquire {
             namespace: namespace(),
-            fetch: true,
+            source: Source::Anywhere,
             hashes: vec![hash(9)],
         },
     );
-    eventually("the acquisition waits", || {
-        service.open.receiver_count() == 1
-    });
+    eventually("the acquisition waits", || service.open.receiver_count() == 1);
     drop(raw);
-    eventually("the reservation went back at once", || {
-        service.occupied() == 0
-    });
+    eventually("the reservation went back at once", || service.occupied() == 0);
     assert_eq!(service.open.receiver_count(), 1, "the acquisition was cut");
     service.open.send_replace(true);
-    eventually("the block came and was let go", || {
-        service.residents() == 1 && service.pins() == 0
-    });
+    eventually("the block came and was let go", || service.residents() == 1 && service.pins() == 0);
 }
 
 #[test]
@@ -197,11 +185,8 @@ fn a_client_can_wait_for_many_things_at_once_but_not_for_too_many() {
     let service = &running.service;
     service.open.send_replace(false);
     let mut raw = Raw::greeted(&running);
-    let acquire = Request::Acquire {
-        namespace: namespace(),
-        fetch: false,
-        hashes: vec![hash(1)],
-    };
+    let acquire =
+        Request::Acquire { namespace: namespace(), source: Source::Here, hashes: vec![hash(1)] };
     let most = u32::try_from(limits::DOOR_WAITS_MAX).unwrap();
     for number in 0..=most {
         raw.send(number, &acquire);
@@ -237,15 +222,7 @@ fn bounds_of_one_client_are_refused_with_a_sentence() {
 fn hostile_input_closes_its_own_connection_only() {
     let running = Running::start(POOL);
     let mut good = Raw::greeted(&running);
-    let frame = |len, kind| {
-        Header {
-            len,
-            kind,
-            request: 1,
-        }
-        .encode()
-        .to_vec()
-    };
+    let frame = |len, kind| Header { len, kind, request: 1 }.encode().to_vec();
     let mut twice = Vec::new();
     Request::Hello.encode(1, &mut twice).unwrap();
     Request::Hello.encode(2, &mut twice).unwrap();
@@ -277,10 +254,7 @@ fn hostile_input_closes_its_own_connection_only() {
 
 #[test]
 fn a_trickling_frame_is_cut_off_and_an_idle_client_is_not() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let patience = Duration::from_millis(20);
     runtime.block_on(async {
         let (mut here, mut there) = tokio::io::duplex(1 << 10);
@@ -302,9 +276,7 @@ fn a_trickling_frame_is_cut_off_and_an_idle_client_is_not() {
 #[test]
 fn one_client_too_many_is_turned_away() {
     let running = Running::start(POOL);
-    let mut all: Vec<Raw> = (0..limits::DOOR_CLIENTS_MAX)
-        .map(|_| Raw::greeted(&running))
-        .collect();
+    let mut all: Vec<Raw> = (0..limits::DOOR_CLIENTS_MAX).map(|_| Raw::greeted(&running)).collect();
     assert!(Raw::connect(&running).is_closed());
     all.pop();
     eventually("a place is free again", || {
@@ -343,10 +315,7 @@ fn the_socket_has_its_mode_and_is_removed_at_the_end() {
 #[test]
 fn a_dead_socket_is_replaced_and_nothing_else_is() {
     let running = Running::start(POOL);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _in_runtime = runtime.enter();
     let taken = Door::bind(&running.path(), 0o600).unwrap_err();
     assert!(matches!(taken, BindError::Taken { .. }), "{taken}");

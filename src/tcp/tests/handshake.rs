@@ -55,10 +55,7 @@ fn those_who_never_finish_their_handshake_are_closed_in_time() {
 
 #[test]
 fn silent_sockets_beyond_the_limit_are_closed_at_once() {
-    let mut b = Node::new(TcpConfig {
-        handshake_timeout: Duration::from_secs(3600),
-        ..config()
-    });
+    let mut b = Node::new(TcpConfig { handshake_timeout: Duration::from_secs(3600), ..config() });
     let silent: Vec<TcpStream> = (0..HANDSHAKES_MAX).map(|_| b.connect_raw()).collect();
     b.until(|b| b.fabric.arrivals.is_full().then_some(()));
     let mut late = b.connect_raw();
@@ -75,10 +72,7 @@ fn an_acceptor_that_answers_wrongly_or_never_ends_the_connect() {
     let many = welcome(3);
     let wrong = Preamble::new(PRIMARY, 1, [0; 16]);
     let mut early = bytemuck::bytes_of(&welcome(1)).to_vec();
-    early.extend(bytemuck::bytes_of(&ControlHeader {
-        kind: READY,
-        len: 0,
-    }));
+    early.extend(bytemuck::bytes_of(&ControlHeader { kind: READY, len: 0 }));
     let answers: [(&[u8], CloseReason); 6] = [
         (&[], CloseReason::Unreachable),
         (&[1; 64], CloseReason::Violation),
@@ -102,10 +96,7 @@ fn an_acceptor_that_answers_wrongly_or_never_ends_the_connect() {
 #[test]
 fn a_number_of_streams_out_of_range_is_refused() {
     for streams in [0, STREAMS_MAX + 1] {
-        let refused = TcpFabric::new(TcpConfig {
-            streams,
-            ..config()
-        });
+        let refused = TcpFabric::new(TcpConfig { streams, ..config() });
         assert!(matches!(refused, Err(FabricError::Limit { .. })));
     }
 }
@@ -118,10 +109,7 @@ fn connections_beyond_the_limit_are_refused() {
     let first = a.fabric.connect(&to).unwrap();
     // The slots are taken without sockets, of which a test may not have a thousand.
     while a.fabric.table.reserve().is_ok() {}
-    assert!(matches!(
-        a.fabric.connect(&to),
-        Err(FabricError::Limit { .. })
-    ));
+    assert!(matches!(a.fabric.connect(&to), Err(FabricError::Limit { .. })));
     a.fabric.close(first);
     a.poll();
     a.fabric.connect(&to).unwrap();

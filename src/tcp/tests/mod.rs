@@ -1,9 +1,6 @@
 //! Peers that break the rules, played by plain sockets. What honest fabrics do is in
 //! `tests/conformance`.
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "the sizes of tests are small constants"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "the sizes of tests are small constants")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -48,10 +45,7 @@ struct Node {
 
 impl Node {
     fn new(config: TcpConfig) -> Self {
-        Self {
-            fabric: TcpFabric::new(config).unwrap(),
-            events: Vec::new(),
-        }
+        Self { fabric: TcpFabric::new(config).unwrap(), events: Vec::new() }
     }
 
     fn poll(&mut self) {
@@ -105,10 +99,9 @@ impl Node {
     fn until_ended(&mut self, connection: ConnectionId) -> CloseReason {
         self.until(|node| {
             node.events.iter().find_map(|event| match *event {
-                FabricEvent::Closed {
-                    connection: closed,
-                    reason,
-                } if closed == connection => Some(reason),
+                FabricEvent::Closed { connection: closed, reason } if closed == connection => {
+                    Some(reason)
+                }
                 _ => None,
             })
         })
@@ -133,22 +126,12 @@ impl Node {
         send(&mut data, &Preamble::new(JOIN, 1, answer.token));
         let header = self.read(&mut control, size_of::<ControlHeader>());
         let header: ControlHeader = bytemuck::pod_read_unaligned(&header);
-        assert_eq!(
-            header,
-            ControlHeader {
-                kind: READY,
-                len: 0
-            }
-        );
+        assert_eq!(header, ControlHeader { kind: READY, len: 0 });
         let Some(FabricEvent::Accepted { connection }) = self.events.last().copied() else {
             panic!("{:?}", self.events);
         };
         self.fabric.admit(connection).unwrap();
-        Raw {
-            connection,
-            control,
-            data,
-        }
+        Raw { connection, control, data }
     }
 }
 
@@ -164,15 +147,7 @@ fn send(socket: &mut TcpStream, value: &impl bytemuck::NoUninit) {
 }
 
 fn frame(kind: u32, word: u32, len: u32) -> Frame {
-    Frame {
-        kind,
-        word,
-        slot: 1,
-        generation: 2,
-        address: 0,
-        len,
-        reserved: 0,
-    }
+    Frame { kind, word, slot: 1, generation: 2, address: 0, len, reserved: 0 }
 }
 
 /// Two honest fabrics; `b` must go on serving whatever others do to it.
@@ -189,10 +164,7 @@ const BLOCK: usize = 100_000;
 impl Honest {
     fn new(b: &mut Node) -> Self {
         let mut a = Node::new(config());
-        let remote = b
-            .fabric
-            .register(mapping(&[6; BLOCK]), Access::RemoteRead)
-            .unwrap();
+        let remote = b.fabric.register(mapping(&[6; BLOCK]), Access::RemoteRead).unwrap();
         let landed = mapping(&[0; BLOCK]);
         let local = a.fabric.register(landed.clone(), Access::Local).unwrap();
         let to = b.fabric.local_addr().unwrap();
@@ -207,13 +179,7 @@ impl Honest {
             panic!("not accepted");
         };
         b.fabric.admit(at_b).unwrap();
-        Self {
-            a,
-            connection,
-            remote,
-            local,
-            landed,
-        }
+        Self { a, connection, remote, local, landed }
     }
 
     /// Reads once more from `b`.
@@ -236,18 +202,7 @@ impl Honest {
 
 fn one_read(local: &Region, remote: RemoteSpan) -> ReadBatch {
     ReadBatch {
-        works: vec![ReadWork {
-            wr_id: WrId {
-                slot: 1,
-                generation: 2,
-            },
-            remote,
-            segments: 1,
-        }],
-        segments: vec![RegisteredSpan {
-            region: local.id,
-            offset: 0,
-            len: remote.len,
-        }],
+        works: vec![ReadWork { wr_id: WrId { slot: 1, generation: 2 }, remote, segments: 1 }],
+        segments: vec![RegisteredSpan { region: local.id, offset: 0, len: remote.len }],
     }
 }

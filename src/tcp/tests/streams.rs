@@ -14,13 +14,7 @@ fn a_violation_on_a_stream_closes_its_connection_only() {
             send(&mut raw.control, &ControlHeader { kind: 77, len: 0 });
         }),
         ("ready from the connector", &|raw| {
-            send(
-                &mut raw.control,
-                &ControlHeader {
-                    kind: READY,
-                    len: 0,
-                },
-            );
+            send(&mut raw.control, &ControlHeader { kind: READY, len: 0 });
         }),
         ("trickling message", &|raw| {
             send(&mut raw.control, &message(100));
@@ -84,11 +78,7 @@ fn read_from_liar(answer: &[u8]) -> (CompletionStatus, CloseReason) {
     let landed = mapping(&[9; 128]);
     let local = b.fabric.register(landed.clone(), Access::Local).unwrap();
     let mut raw = b.raw_peer();
-    let remote = RemoteSpan {
-        rkey: 1,
-        address: 0,
-        len: 64,
-    };
+    let remote = RemoteSpan { rkey: 1, address: 0, len: 64 };
     let batch = one_read(&local, remote);
     b.fabric.post(raw.connection, &batch).unwrap();
     b.read(&mut raw.data, FRAME_BYTES);
@@ -124,10 +114,7 @@ fn an_answer_that_does_not_match_its_read_is_a_violation() {
     }
     let mut chatty = bytemuck::bytes_of(&good).to_vec();
     chatty.extend([1; 64 + FRAME_BYTES]);
-    assert_eq!(
-        read_from_liar(&chatty),
-        (CompletionStatus::Success, CloseReason::Violation)
-    );
+    assert_eq!(read_from_liar(&chatty), (CompletionStatus::Success, CloseReason::Violation));
 }
 
 #[test]
