@@ -219,6 +219,34 @@ fn bounds_of_one_client_are_refused_with_a_sentence() {
 }
 
 #[test]
+fn acquisitions_that_run_count_as_holds() {
+    let running = Running::start(POOL);
+    let service = &running.service;
+    service.open.send_replace(false);
+    let mut raw = Raw::greeted(&running);
+    let acquire = |blocks| Request::Acquire {
+        namespace: namespace(),
+        fetch: false,
+        hashes: vec![hash(1); blocks],
+    };
+    let full = limits::DOOR_HOLDS_MAX / limits::DOOR_BLOCKS_MAX;
+    for _ in 0..full {
+        raw.send(1, &acquire(limits::DOOR_BLOCKS_MAX));
+    }
+    let reply = raw.ask(&acquire(1));
+    let Reply::Refused { sentence } = reply else {
+        panic!("{reply:?}");
+    };
+    assert!(sentence.contains("release some"), "{sentence}");
+    service.open.send_replace(true);
+    for _ in 0..full {
+        assert!(matches!(raw.receive(), (1, Reply::Acquired { .. })));
+    }
+    let reply = raw.ask(&acquire(1));
+    assert!(matches!(reply, Reply::Acquired { .. }), "{reply:?}");
+}
+
+#[test]
 fn hostile_input_closes_its_own_connection_only() {
     let running = Running::start(POOL);
     let mut good = Raw::greeted(&running);
