@@ -12,7 +12,7 @@ fn save(client: &Client, byte: u8, bytes: &[u8]) -> PublishOutcome {
     let len = u32::try_from(bytes.len()).unwrap();
     let mut memory = client.reserve(&[len]).unwrap().remove(0);
     memory.fill(bytes).unwrap();
-    client.publish(&namespace(), vec![(hash(byte), memory)], Source::Here).unwrap()[0]
+    client.publish(&namespace(), vec![(hash(byte), memory)], false).unwrap()[0]
 }
 
 fn read(client: &Client, byte: u8, source: Source) -> Option<Vec<u8>> {
@@ -60,7 +60,7 @@ fn a_block_written_in_parts_has_the_checksum_of_the_whole() {
     memory.write(0, &bytes[..20_000]).unwrap();
     let beyond = memory.write(39_999, &[0, 0]).unwrap_err();
     assert_eq!(beyond.scope(), Scope::Request);
-    client.publish(&namespace(), vec![(hash(1), memory)], Source::Here).unwrap();
+    client.publish(&namespace(), vec![(hash(1), memory)], false).unwrap();
     assert_eq!(read(&client, 1, Source::Here).unwrap(), bytes);
 }
 

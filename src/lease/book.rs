@@ -228,7 +228,7 @@ impl Book {
     /// Gives back all pins that a slot still owns.
     pub(super) fn unpin_all<R: Residents + ?Sized>(&mut self, slot: u32, residents: &R) {
         if let Some(lease) = self.slots.get_mut(slot as usize) {
-            lease.loans.drain(..).flatten().for_each(|resident| residents.unpin(resident));
+            lease.loans.drain(..).rev().flatten().for_each(|resident| residents.unpin(resident));
         }
     }
 

@@ -331,7 +331,8 @@ impl LeaseTable {
         let Some(lease) = self.book.slot_mut(slot) else {
             return;
         };
-        for (position, loan) in lease.loans.drain(..).enumerate() {
+        // Leaf first, as every batch is processed, so that a prefix's root is the last to go.
+        for (position, loan) in lease.loans.drain(..).enumerate().rev() {
             let rank = match loan {
                 Some(resident) if completion.is_good(position) => {
                     residents.commit(resident, requester)
@@ -344,6 +345,7 @@ impl LeaseTable {
             };
             ranks.push(rank.map_or(0, |rank| rank.get()));
         }
+        ranks.reverse();
         if let Some(account) = self.book.account_mut(requester) {
             account.ended.remember(completion.lease, epoch, ranks);
         }

@@ -277,12 +277,21 @@ impl Reclaim for Residency {
     fn reclaim(&self) -> Reclaimed {
         // The goal is fixed at the start: from above the high mark down to the low one.
         let excess = self.excess();
-        let before = self.usage().used;
-        while before.saturating_sub(self.usage().used) < excess {
-            if self.evict(VICTIMS_PER_STEP) == 0 {
+        if excess == 0 {
+            return Reclaimed::Enough;
+        }
+        let goal = self.usage().used.saturating_sub(excess);
+        let stats = self.store.stats();
+        let average = (stats.bytes / u64::from(stats.residents.max(1))).max(1);
+        while let left = self.usage().used.saturating_sub(goal)
+            && left > 0
+        {
+            // As many as are needed if all are of average size, so that none goes in vain.
+            let victims = usize::try_from(left.div_ceil(average)).unwrap_or(usize::MAX);
+            if self.evict(victims.min(VICTIMS_PER_STEP)) == 0 {
                 return Reclaimed::Stuck;
             }
         }
-        if excess > 0 { Reclaimed::Some } else { Reclaimed::Enough }
+        Reclaimed::Some
     }
 }

@@ -65,7 +65,7 @@ impl Actor {
         let mut memory = loop {
             match self.client.reserve(&sizes) {
                 Ok(memory) => break memory,
-                Err(error) => match error.busy() {
+                Err(error) => match error.backpressure() {
                     Some(pause) if deadline.pause(pause) => {}
                     _ => return Err(error.into()),
                 },

@@ -6,7 +6,7 @@ use proptest::sample::select;
 
 use super::samples::{HOLD, frames, golden, outcomes, replies, reports, requests};
 use super::*;
-use crate::types::{BlockHash, EvictionRank, Extent, Namespace, NamespaceId, PoolId};
+use crate::types::{BlockHash, EvictionRank, Extent, Namespace, NamespaceId, NodeId, PoolId};
 
 /// Sixteen bytes to a line.
 fn hex(bytes: &[u8]) -> String {
@@ -153,6 +153,14 @@ fn ranks() -> impl Strategy<Value = EvictionRank> {
     (1..=31_u32).prop_map(EvictionRank::clamped)
 }
 
+fn sources() -> impl Strategy<Value = Source> {
+    prop_oneof![
+        Just(Source::Here),
+        Just(Source::Anywhere),
+        any::<[u8; 16]>().prop_map(|node| Source::From(NodeId(node))),
+    ]
+}
+
 fn any_request() -> impl Strategy<Value = Request> {
     let publish = (hashes(), extents(), any::<u64>())
         .prop_map(|(hash, extent, checksum)| PublishBlock { hash, extent, checksum });
@@ -161,7 +169,7 @@ fn any_request() -> impl Strategy<Value = Request> {
         select(requests()).prop_map(|(_, request)| request),
         (namespaces(), any::<bool>(), vec(publish, 0..20))
             .prop_map(|(namespace, pulled, blocks)| Request::Publish { namespace, pulled, blocks }),
-        (namespaces(), any::<bool>(), vec(hashes(), 0..20))
+        (namespaces(), sources(), vec(hashes(), 0..20))
             .prop_map(|(namespace, source, hashes)| Request::Acquire { namespace, source, hashes }),
         vec(extents(), 0..20).prop_map(|extents| Request::Discard { extents }),
         list.prop_map(|(namespace, cursor, max)| Request::List { namespace, cursor, max }),

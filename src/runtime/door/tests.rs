@@ -226,7 +226,7 @@ fn acquisitions_that_run_count_as_holds() {
     let mut raw = Raw::greeted(&running);
     let acquire = |blocks| Request::Acquire {
         namespace: namespace(),
-        fetch: false,
+        source: Source::Here,
         hashes: vec![hash(1); blocks],
     };
     let full = limits::DOOR_HOLDS_MAX / limits::DOOR_BLOCKS_MAX;
