@@ -22,6 +22,7 @@
 //! outstanding then completes as `Unreachable`, the others as `Flushed`. A READ that arrives before
 //! [`Fabric::admit`] is refused as one with a wrong key is. A zero-length READ succeeds under any key
 //! once admitted, as it does on RoCE.
+//! Posting before one's own `admit` answers [`FabricError::Closed`]: the connection takes no READs yet.
 
 mod arrivals;
 mod connection;
