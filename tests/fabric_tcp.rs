@@ -66,6 +66,7 @@ conformance_tests!(Tcp:
     a_read_of_nothing_succeeds_under_any_key,
     thousands_of_small_reads_in_random_order,
     both_ends_read_from_each_other_at_once,
+    reads_of_a_holder_whose_own_data_is_stuck_succeed,
     reads_of_all_sizes_cross_in_both_directions,
     messages_pass_while_bulk_data_flows,
     posting_beyond_the_limit_posts_nothing,

@@ -17,11 +17,12 @@
 //! - One poll does a bounded amount of work per ready stream, so bulk data does not delay messages.
 //!
 //! How a connection's end is reported: an orderly end and a reset after it was up are
-//! [`CloseReason::PeerClosed`](crate::fabric::CloseReason::PeerClosed) (TCP resets where the peer closes
+//! [`CloseReason::PeerClosed`] (TCP resets where the peer closes
 //! with bytes under way); a failed connect, a timeout and a stall are `Unreachable`. The first READ
 //! outstanding then completes as `Unreachable`, the others as `Flushed`. A READ that arrives before
 //! [`Fabric::admit`] is refused as one with a wrong key is. A zero-length READ succeeds under any key
 //! once admitted, as it does on RoCE.
+//! Posting before one's own `admit` answers [`FabricError::Closed`]: the connection takes no READs yet.
 
 mod arrivals;
 mod connection;

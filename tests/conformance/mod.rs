@@ -96,6 +96,13 @@ impl<H: Harness> End<H> {
         }
     }
 
+    /// Polls alone until what its peer must take first is stuck.
+    pub(crate) fn get_stuck(&mut self) {
+        for _poll in 0..50 {
+            self.poll();
+        }
+    }
+
     /// How the READs of a connection ended, in the order of their completions.
     pub(crate) fn completions(&self, of: ConnectionId) -> Vec<(u32, CompletionStatus)> {
         let one = |seen: &Seen| match *seen {

@@ -122,6 +122,44 @@ pub(crate) fn both_ends_read_from_each_other_at_once<H: Harness>() {
     assert!(Pair::<H>::bytes(&at_b, 0, bytes) == from_a);
 }
 
+pub(crate) fn reads_of_a_holder_whose_own_data_is_stuck_succeed<H: Harness>() {
+    const BLOCK: u32 = 1 << 20;
+    const BLOCKS: u32 = 32;
+    let mut pair = Pair::<H>::new();
+    let bytes = (BLOCK * BLOCKS) as usize;
+    let (from_a, from_b) = (Random::new(9).bytes(bytes), Random::new(10).bytes(bytes));
+    let (a_holds, _) = pair.a.region(&from_a, Access::RemoteRead);
+    let (b_holds, _) = pair.b.region(&from_b, Access::RemoteRead);
+    let (a_lands, at_a) = pair.a.region(&vec![0; bytes], Access::Local);
+    let (b_lands, at_b) = pair.b.region(&vec![0; bytes], Access::Local);
+    let (id_a, id_b) = (pair.at_a, pair.at_b);
+    let block = |slot, from, into| Read::same(slot, from, into, u64::from(slot * BLOCK), BLOCK - 5);
+    let all: Vec<Read> = (0..BLOCKS)
+        .map(|slot| block(slot, &b_holds, &a_lands))
+        .collect();
+    pair.post(&all);
+    pair.b.get_stuck();
+    for slot in 0..BLOCKS {
+        let one = batch(&[block(slot, &a_holds, &b_lands)]);
+        pair.b.fabric.post(id_b, &one).unwrap();
+        pair.pump(|a, b| {
+            let done = b.completions(id_b).len() + a.completions(id_a).len();
+            done > slot as usize
+        });
+    }
+    pair.pump(|a, b| {
+        a.completions(id_a).len() == BLOCKS as usize && b.completions(id_b).len() == BLOCKS as usize
+    });
+    for (memory, source) in [(at_a, from_b), (at_b, from_a)] {
+        let landed = Pair::<H>::bytes(&memory, 0, bytes);
+        for block in 0..BLOCKS as usize {
+            let start = block * BLOCK as usize;
+            let span = start..start + BLOCK as usize - 5;
+            assert!(landed[span.clone()] == source[span], "block {block}");
+        }
+    }
+}
+
 pub(crate) fn reads_of_all_sizes_cross_in_both_directions<H: Harness>() {
     const BYTES: u64 = 2 << 20;
     const READS: u32 = 3000;
