@@ -4,8 +4,8 @@
 //! `tests/tidy.rs` reads the order from this file and fails on an arrow that runs back up.
 
 // words: values without dependencies
-pub mod types;
 pub mod limits;
+pub mod types;
 mod sync;
 pub mod event;
 

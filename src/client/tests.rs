@@ -215,12 +215,17 @@ fn where_no_node_is_the_error_says_how_to_start_one() {
     assert!(matches!(long, ClientError::NotASocket { .. }), "{long}");
 }
 
+/// Two roles: the parent starts this same test in a process of its own, which is the client.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the parent says by a variable where the door is")]
 fn a_killed_process_gives_everything_back() {
+    if let Some(path) = std::env::var_os("KVRAIL_TEST_DOOR") {
+        hold_for_ever(Path::new(&path));
+    }
     let running = Running::start(POOL);
     let this = std::env::current_exe().unwrap();
     let mut child = std::process::Command::new(this)
-        .args(["--exact", "client::tests::child_that_holds", "--ignored"])
+        .args(["--exact", "client::tests::a_killed_process_gives_everything_back"])
         .env("KVRAIL_TEST_DOOR", running.path())
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
@@ -235,15 +240,8 @@ fn a_killed_process_gives_everything_back() {
     eventually("what it had went back", || service.pins() == 0 && service.occupied() == 1);
 }
 
-/// The client process of the test above.
-#[test]
-#[ignore = "run by a_killed_process_gives_everything_back in a process of its own"]
-#[expect(clippy::disallowed_methods, reason = "the parent says by a variable where the door is")]
-fn child_that_holds() {
-    let Some(path) = std::env::var_os("KVRAIL_TEST_DOOR") else {
-        return;
-    };
-    let client = Client::connect(Path::new(&path)).unwrap();
+fn hold_for_ever(path: &Path) -> ! {
+    let client = Client::connect(path).unwrap();
     let mut memory = client.reserve(&[100, 100]).unwrap();
     let mut first = memory.remove(0);
     first.fill(&[7; 100]).unwrap();

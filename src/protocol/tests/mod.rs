@@ -1,6 +1,7 @@
 //! Golden bytes, round trips, and a decoder under attack.
 //!
-//! `cargo test --lib protocol -- --ignored write_golden_files` writes the files anew.
+//! `KVRAIL_WRITE_GOLDEN=1 cargo test --lib protocol` writes the files anew, after a deliberate
+//! change of a protocol and its version.
 
 mod attack;
 mod fields;
@@ -147,17 +148,10 @@ fn from_hex(text: &str) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "writes the golden files; run it after a deliberate change of the protocol's version"]
-fn write_golden_files() {
-    for kind in Kind::ALL {
-        std::fs::write(golden_path(*kind), hex_lines(&example(*kind).encoded())).unwrap();
-    }
-}
-
-#[test]
 fn every_kind_has_its_golden_encoding() {
     for kind in Kind::ALL {
         let path = golden_path(*kind);
+        rewrite_golden(&path, &hex_lines(&example(*kind).encoded()));
         let text = std::fs::read_to_string(&path)
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let example = example(*kind);
