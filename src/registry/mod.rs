@@ -14,6 +14,7 @@
 //!   arrives after a later one, or from an earlier registration or start of the node, changes nothing,
 //!   so that an announce and a withdraw of one key are never reordered.
 //! - A plan splits the asked positions, in order, into runs that one owner holds whole.
+#![forbid(unsafe_code)]
 
 mod directory;
 mod in_process;
