@@ -1,7 +1,7 @@
 //! Misses: ask the registry who holds them, fetch from several owners at once, and once more from
 //! others what failed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +59,22 @@ struct Lend {
 struct Got {
     outcomes: Vec<FetchOutcome>,
     avoid: Vec<NodeId>,
+}
+
+impl Got {
+    /// Takes the outcomes of a lend; the positions that were busy.
+    fn take(&mut self, lend: &Lend, outcomes: Vec<FetchOutcome>) -> Vec<usize> {
+        let mut busy = Vec::new();
+        for (at, outcome) in lend.positions.iter().zip(outcomes) {
+            if outcome == FetchOutcome::Busy {
+                busy.push(*at);
+            }
+            if let Some(slot) = self.outcomes.get_mut(*at) {
+                *slot = outcome;
+            }
+        }
+        busy
+    }
 }
 
 impl Fetcher {
@@ -156,11 +172,12 @@ impl Fetcher {
         lends: Vec<Lend>,
         into: &mut Got,
     ) {
-        let mut waiting = lends.into_iter();
+        let mut waiting = VecDeque::from(lends);
         let mut running = JoinSet::new();
+        let mut most = LENDS_IN_FLIGHT;
         loop {
-            while running.len() < LENDS_IN_FLIGHT
-                && let Some(lend) = waiting.next()
+            while running.len() < most
+                && let Some(lend) = waiting.pop_front()
             {
                 let wanted: Vec<BlockHash> =
                     lend.positions.iter().filter_map(|at| hashes.get(*at)).copied().collect();
@@ -176,10 +193,12 @@ impl Fetcher {
             if got.iter().any(FetchOutcome::is_disappointing) && !into.avoid.contains(&lend.owner) {
                 into.avoid.push(lend.owner);
             }
-            for (at, outcome) in lend.positions.iter().zip(got) {
-                if let Some(slot) = into.outcomes.get_mut(*at) {
-                    *slot = outcome;
-                }
+            let busy = into.take(&lend, got);
+            // What was busy because of our own other lends is asked for again behind them, with
+            // fewer at a time. Busy for a lend that was alone is the answer.
+            if !busy.is_empty() && !running.is_empty() {
+                most = (most / 2).max(1);
+                waiting.push_back(Lend { positions: busy, ..lend });
             }
         }
     }
