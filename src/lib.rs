@@ -23,6 +23,7 @@ pub mod peer;
 // machines: all IO and all `unsafe`
 pub mod sys;
 pub mod memory;
+pub mod sim;
 
 // pace: threads, clocks, polling
 
