@@ -118,8 +118,7 @@ impl State {
             return self.fail(index, number, CompletionStatus::RemoteAccess);
         };
         let middle = u64::from(read.remote.len / 2);
-        let (from, to) =
-            if half == 0 { (0, middle) } else { (middle, u64::from(read.remote.len)) };
+        let (from, to) = if half == 0 { (0, middle) } else { (middle, u64::from(read.remote.len)) };
         let mut bytes = vec![0; usize::try_from(to - from).unwrap_or(0)];
         if region.memory.read(offset + from, &mut bytes).is_err() {
             return self.fail(index, number, CompletionStatus::RemoteAccess);
@@ -129,10 +128,13 @@ impl State {
             read.bytes.append(&mut bytes);
         }
         let delay = self.delay();
-        self.after(delay, match half {
-            0 => Action::Serve { end: index, read: number, half: 1 },
-            _ => Action::Land { end: index, read: number },
-        });
+        self.after(
+            delay,
+            match half {
+                0 => Action::Serve { end: index, read: number, half: 1 },
+                _ => Action::Land { end: index, read: number },
+            },
+        );
     }
 
     /// Writes a READ's bytes where they were wanted, also where the connection is broken by now: its

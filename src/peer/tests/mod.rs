@@ -1,0 +1,12 @@
+//! The peer core over the simulated fabric, on virtual time.
+
+mod krate {
+    pub(super) use crate::{
+        event, fabric, lease, memory, peer, policy, protocol, sim, store, types,
+    };
+}
+
+mod cluster;
+mod handshake;
+mod reads;
+mod stranger;
