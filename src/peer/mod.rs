@@ -457,6 +457,12 @@ impl<L: Landing> Peers<L> {
         }
     }
 
+    /// Fetches that are not over, and transfers whose memory may still be written to.
+    #[must_use]
+    pub fn unfinished(&self) -> usize {
+        self.requester.unfinished()
+    }
+
     /// Peers that are connected and authenticated.
     pub fn connected(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.connections.values().filter_map(|connection| match &connection.state {

@@ -363,6 +363,10 @@ impl<L: Landing> Requester<L> {
         own.chain(self.transfers.poll_timeout()).chain(over).min()
     }
 
+    pub(super) fn unfinished(&self) -> usize {
+        self.fetches.len() + self.transfers.running()
+    }
+
     pub(super) fn poll_fetched(&mut self) -> Option<Fetched> {
         self.done.pop_front()
     }

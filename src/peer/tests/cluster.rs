@@ -71,6 +71,10 @@ impl EventSink for Log {
 }
 
 impl Log {
+    pub(crate) fn sum(&self, of: impl Fn(&Event) -> u64) -> u64 {
+        self.0.lock().unwrap().iter().map(of).sum()
+    }
+
     pub(crate) fn count(&self, which: impl Fn(&Event) -> bool) -> usize {
         self.0.lock().unwrap().iter().filter(|event| which(event)).count()
     }
@@ -125,18 +129,24 @@ pub(crate) struct TestLanding {
     pub(crate) pool: Arc<HostPool>,
     region: Region,
     owned: Owned,
-    /// Blocks that were evicted, with the rank that each went from.
-    pub(crate) evicted: Vec<(BlockKey, EvictionRank)>,
+    /// Residents that were evicted.
+    pub(crate) evicted: u64,
+    /// Requesters that those had been served to.
+    pub(crate) readers_of_evicted: u64,
     pub(crate) pause_ms: u32,
 }
 
 impl TestLanding {
     /// Evicts one resident; its memory is overwritten and given back.
     pub(crate) fn evict(&mut self) -> Option<BlockKey> {
-        let Evicted { key, payload, rank, .. } = self.store.evict()?;
+        let mut before = Vec::new();
+        self.store.list(0, u32::MAX, &mut before);
+        let Evicted { key, payload, id, .. } = self.store.evict()?;
+        let victim = before.iter().find(|view| view.id == id).unwrap();
+        self.readers_of_evicted += u64::from(victim.requesters);
         scribble(&self.pool, payload.extent);
         self.pool.release(payload.extent).unwrap();
-        self.evicted.push((key, rank));
+        self.evicted += 1;
         Some(key)
     }
 
@@ -326,8 +336,15 @@ impl Member {
         let local = local(vec![RegionEntry::from(&region)]);
         let (capabilities, residents) = (fabric.capabilities(), Arc::clone(&store));
         let peers = Peers::new(local, shape.peers, capabilities, residents, sink).unwrap();
-        let (owned, evicted) = (Owned::default(), Vec::new());
-        let landing = TestLanding { store, pool, region, owned, evicted, pause_ms: 0 };
+        let landing = TestLanding {
+            store,
+            pool,
+            region,
+            owned: Owned::default(),
+            evicted: 0,
+            readers_of_evicted: 0,
+            pause_ms: 0,
+        };
         let (events, reads) = (EventBatch::default(), ReadBatch::default());
         Self { fabric, peers, landing, log, fetched: Vec::new(), events, reads, next_fetch: 1 }
     }

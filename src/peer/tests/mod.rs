@@ -7,6 +7,8 @@ mod krate {
 }
 
 mod cluster;
+mod failures;
 mod handshake;
+mod leases;
 mod reads;
 mod stranger;

@@ -222,13 +222,23 @@ impl Stranger {
         on: ConnectionId,
         remote: RemoteSpan,
     ) -> CompletionStatus {
+        self.try_read(cluster, on, remote).unwrap()
+    }
+
+    /// The same on a connection that may be closed by now: `None` where nothing could be posted.
+    pub(super) fn try_read(
+        &mut self,
+        cluster: &mut Cluster,
+        on: ConnectionId,
+        remote: RemoteSpan,
+    ) -> Option<CompletionStatus> {
         let wr_id = WrId { slot: 0, generation: 0 };
         let local = RegisteredSpan { region: self.region.id, offset: 0, len: remote.len };
         let works = vec![ReadWork { wr_id, remote, segments: 1 }];
-        self.fabric.post(on, &ReadBatch { works, segments: vec![local] }).unwrap();
+        self.fabric.post(on, &ReadBatch { works, segments: vec![local] }).ok()?;
         match self.wait(cluster, |event| matches!(event, FabricEvent::Completed(_))).0 {
-            FabricEvent::Completed(completion) => completion.status,
-            _ => unreachable!(),
+            FabricEvent::Completed(completion) => Some(completion.status),
+            _ => None,
         }
     }
 }
