@@ -41,13 +41,16 @@ pub(super) enum State {
     Proven { remote: Remote, held: Vec<Vec<u8>> },
     /// In use.
     Up { remote: Remote },
-    /// To be closed, or closing: nothing that it says counts any more.
-    Closing { remote: Option<Remote>, scope: Scope },
+    /// To be closed, or closing: nothing that it says counts any more. `led_to` is the node for
+    /// which fetches may have waited for it.
+    Closing { remote: Option<Remote>, led_to: Option<NodeId>, scope: Scope },
 }
 
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) state: State,
+    /// Whether this node opened it.
+    pub(super) ours: bool,
     pub(super) opened: Timestamp,
     /// When its last sign of life came.
     pub(super) heard: Timestamp,
@@ -57,7 +60,8 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(state: State, now: Timestamp) -> Self {
-        Self { state, opened: now, heard: now, pinged: now }
+        let ours = matches!(state, State::Opening { .. });
+        Self { state, ours, opened: now, heard: now, pinged: now }
     }
 
     /// The peer that has access through it, or had until it began to close.
@@ -68,13 +72,21 @@ impl Connection {
         }
     }
 
-    /// The node at the other end, as far as it is known or claimed; `None` for one that is closing.
+    /// The node that this connection is up to, or will be; `None` for one that is closing, and for
+    /// a peer that only claims to be that node.
     pub(super) fn leads_to(&self) -> Option<NodeId> {
         match &self.state {
             State::Opening { node } | State::Greeting { node, .. } => Some(*node),
-            State::Challenged { hello, .. } => Some(hello.node),
             State::Proven { remote, .. } | State::Up { remote } => Some(remote.node),
-            State::Accepted | State::Closing { .. } => None,
+            State::Accepted | State::Challenged { .. } | State::Closing { .. } => None,
+        }
+    }
+
+    /// The node for which fetches may wait or run on it, also while it is closing.
+    pub(super) fn led_to(&self) -> Option<NodeId> {
+        match &self.state {
+            State::Closing { led_to, .. } => *led_to,
+            _ => self.leads_to(),
         }
     }
 

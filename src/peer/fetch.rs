@@ -128,6 +128,8 @@ pub(super) struct Fetch<M> {
     pub(super) lent: Timestamp,
     /// When the current phase is given up; reads have their own deadline in the transfer.
     pub(super) deadline: Timestamp,
+    /// Whether its lend was asked again on a second connection.
+    pub(super) moved: bool,
     /// No renewal moves the reads beyond this.
     pub(super) reads_end: Timestamp,
     pub(super) pause_ms: u32,
@@ -144,6 +146,7 @@ impl<M> Fetch<M> {
             lease: LeaseId::NONE,
             lent: now,
             deadline: now + timeout,
+            moved: false,
             reads_end: now,
             pause_ms: 0,
         }

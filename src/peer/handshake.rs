@@ -1,10 +1,16 @@
 //! How connections come up: three messages, two proofs, one connection per node.
 //!
 //! The acceptor proves itself in `Welcome`, the initiator in `Confirm`; each proof covers both
-//! nonces. Only then is a peer admitted to READs and lends. Two connections that were made at once:
-//! the node with the lower [`NodeId`] refuses the other's `Hello` while its own attempt runs; the
-//! other one gives up its own when it meets a connection that is up. Nothing unauthenticated can end
-//! a connection that is up.
+//! nonces. Only then is a peer admitted to READs and lends. Nothing unauthenticated can end a
+//! connection that is up, or keep one from coming up.
+//!
+//! **Two connections that were made at once.** The one that the node with the lower [`NodeId`]
+//! opened stays, and both ends come to that on their own, in whatever order the steps of the two
+//! fall: the lower node refuses the other's `Hello` while its own attempt runs, and lets a proven
+//! connection of the other wait while its own is up; the higher node closes its own for a proven
+//! one of the lower. A waiting connection is not always a loser, though: the other end may have lost
+//! the one that is up here. So the lower node pings that one: either it turns out to be dead, and
+//! the waiting one takes its place, or the other end closes the waiting one.
 
 use super::Peers;
 use super::connection::{Connection, Remote, State};
@@ -16,7 +22,7 @@ use crate::fabric::ConnectionId;
 use crate::protocol::{
     GoodbyeReason, Introduction, Message, RegionEntry, RejectReason, Role, decode,
 };
-use crate::types::{NodeId, Scope, Timestamp};
+use crate::types::{NodeId, RequesterIndex, Scope, Timestamp};
 
 /// Messages that may wait on a connection that is proven and not up yet: an eager initiator's first
 /// lends.
@@ -86,7 +92,7 @@ impl<L: Landing> Peers<L> {
                     self.reject(on, RejectReason::Authentication);
                     return Ok(());
                 }
-                if self.up_to(node).is_some() {
+                if self.is_superfluous(node) {
                     self.outbox.send(on, &Message::Goodbye { reason: GoodbyeReason::Replaced });
                     self.close(on, Scope::Local);
                     return Ok(());
@@ -105,11 +111,14 @@ impl<L: Landing> Peers<L> {
                 let peer = Peer { connection: on, introduction: &hello, regions };
                 self.handle_proven(peer, landing, now);
             }
-            (Some(&State::Greeting { node, .. }), Message::Reject { reason }) => {
+            (Some(State::Greeting { .. }), Message::Reject { reason }) => {
                 self.close(on, Scope::Peer);
-                let other = self.connections.values().any(|c| c.leads_to() == Some(node));
-                if reason != RejectReason::Duplicate && !other {
-                    self.requester.handle_unreachable(node, Scope::Peer, &*self.sink);
+                // The peer's own attempt is on its way: fetches wait for that one.
+                if reason == RejectReason::Duplicate
+                    && let Some(connection) = self.connections.get_mut(&on)
+                    && let State::Closing { led_to, .. } = &mut connection.state
+                {
+                    *led_to = None;
                 }
             }
             (Some(_), Message::Goodbye { .. } | Message::Reject { .. }) => {
@@ -143,7 +152,18 @@ impl<L: Landing> Peers<L> {
         }
     }
 
-    fn reject(&mut self, on: ConnectionId, reason: RejectReason) {
+    /// Whether a connection of ours to `node`, about to be proven, is one too many.
+    fn is_superfluous(&self, node: NodeId) -> bool {
+        self.connections.values().any(|other| match &other.state {
+            State::Up { remote } => remote.node == node,
+            State::Proven { remote, .. } => {
+                remote.node == node && !other.ours && node < self.local.node
+            }
+            _ => false,
+        })
+    }
+
+    pub(super) fn reject(&mut self, on: ConnectionId, reason: RejectReason) {
         self.outbox.send(on, &Message::Reject { reason });
         self.close(on, Scope::Peer);
     }
@@ -164,16 +184,24 @@ impl<L: Landing> Peers<L> {
         let (node, epoch) = (peer.node, peer.epoch);
         let regions = regions.to_vec();
         let remote = Remote { connection: on, node, epoch, requester, regions };
-        let earlier: Vec<_> = self
-            .connections
-            .iter()
-            .filter(|(id, other)| {
-                **id != on
-                    && (matches!(&other.state, State::Proven { remote, .. } if remote.node == node)
-                        || other.remote().is_some_and(|other| other.node == node))
-            })
-            .map(|(id, _)| *id)
-            .collect();
+        let ours = self.connections.get(&on).is_some_and(|connection| connection.ours);
+        let mut earlier = Vec::new();
+        for (&id, other) in &mut self.connections {
+            let (State::Proven { remote, .. } | State::Up { remote }) = &other.state else {
+                continue;
+            };
+            if id == on || remote.node != node {
+                continue;
+            }
+            // Of two at once ours stays; another start of the peer knows nothing of ours.
+            let stays = other.ours && !ours && self.local.node < node && remote.epoch == epoch;
+            if !stays {
+                earlier.push(id);
+            } else if matches!(other.state, State::Up { .. }) {
+                other.pinged = now;
+                self.outbox.send(id, &Message::Ping { token: now.as_nanos() });
+            }
+        }
         for id in earlier {
             self.close(id, Scope::Local);
         }
@@ -186,26 +214,38 @@ impl<L: Landing> Peers<L> {
     /// Brings up proven connections that nothing stands in the way of any more: no other connection
     /// of their node or requester has access, and no lease of the requester is being cut.
     pub(super) fn raise_proven(&mut self, landing: &mut L, now: Timestamp) {
-        let proven = |connection: &Connection| match &connection.state {
-            State::Proven { remote, .. } => Some((remote.node, remote.requester)),
-            _ => None,
-        };
-        let ready: Vec<_> = self
-            .connections
-            .iter()
-            .filter_map(|(id, connection)| Some((*id, proven(connection)?)))
-            .filter(|(_, (node, requester))| {
-                let in_the_way = |other: &Connection| {
-                    other
-                        .remote()
-                        .is_some_and(|other| other.node == *node || other.requester == *requester)
-                };
-                !self.connections.values().any(in_the_way) && !self.holder.is_cutting(*requester)
-            })
-            .map(|(id, _)| id)
-            .collect();
-        for on in ready {
+        // One at a time: each that comes up may be in the way of the next.
+        while let Some(on) = self.next_to_raise() {
             self.raise(on, landing, now);
+        }
+    }
+
+    /// A proven connection that nothing is in the way of; of two to one node, ours, which is there
+    /// only where it is the one that stays.
+    fn next_to_raise(&self) -> Option<ConnectionId> {
+        let free = |connection: &Connection| match &connection.state {
+            State::Proven { remote, .. } => {
+                let in_the_way = |other: &Remote| {
+                    other.node == remote.node || other.requester == remote.requester
+                };
+                !self.holder.is_cutting(remote.requester)
+                    && !self.connections.values().filter_map(Connection::remote).any(in_the_way)
+            }
+            _ => false,
+        };
+        let free = self.connections.iter().filter(|(_, connection)| free(connection));
+        free.max_by_key(|(_, connection)| connection.ours).map(|(id, _)| *id)
+    }
+
+    /// Refuses proven connections of other nodes under the identity of a requester that is up.
+    fn reject_rivals(&mut self, up: NodeId, requester: RequesterIndex) {
+        let rival = |connection: &Connection| match &connection.state {
+            State::Proven { remote, .. } => remote.requester == requester && remote.node != up,
+            _ => false,
+        };
+        let rivals = self.connections.iter().filter(|(_, connection)| rival(connection));
+        for on in rivals.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.reject(on, RejectReason::RequesterInUse);
         }
     }
 
@@ -213,7 +253,7 @@ impl<L: Landing> Peers<L> {
         let Some(connection) = self.connections.get_mut(&on) else {
             return;
         };
-        let closing = State::Closing { remote: None, scope: Scope::Local };
+        let closing = State::Closing { remote: None, led_to: None, scope: Scope::Local };
         let (remote, held) = match std::mem::replace(&mut connection.state, closing) {
             State::Proven { remote, held } => (remote, held),
             other => {
@@ -226,6 +266,7 @@ impl<L: Landing> Peers<L> {
         self.outbox.push(Output::Admit { connection: on });
         self.holder.supersede(requester, epoch);
         self.sink.emit(Event::PeerConnected);
+        self.reject_rivals(node, requester);
         self.requester.handle_up(node, on, &mut self.outbox, now);
         for bytes in held {
             let result = match decode(&bytes) {

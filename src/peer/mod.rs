@@ -9,8 +9,8 @@
 //! - [`holder`](self::holder) lends: leases, their expiry, the rank steps of completions.
 //! - [`requester`](self::requester) borrows: lend, read, complete, publish.
 //!
-//! **One connection per node.** A new one replaces the old, which is closed and drained first; two
-//! that are made at once are told apart by [`NodeId`]: the lower one's stays. So "cut a requester's
+//! **One connection per node.** A new one replaces the old, which is closed and drained first; of two
+//! that are made at once the one that the lower [`NodeId`] opened stays. So "cut a requester's
 //! access" (invariant 2) is to close one connection and wait for its end.
 #![forbid(unsafe_code)]
 
@@ -38,7 +38,9 @@ use crate::event::{Event, EventSink};
 use crate::fabric::{Capabilities, CloseReason, ConnectionId, FabricEvent, ReadBatch};
 use crate::lease::{Borrower, Completion, LeaseConfig, LeaseConfigError, Usage};
 use crate::limits;
-use crate::protocol::{GoodbyeReason, Message, RegionEntry, SecretKey, decode};
+use crate::protocol::{
+    DecodeError, GoodbyeReason, Message, RegionEntry, RejectReason, SecretKey, decode,
+};
 use crate::store::Store;
 use crate::transfer::Transfers;
 use crate::types::{NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
@@ -143,11 +145,16 @@ impl<L: Landing> Peers<L> {
 
     /// Asks for a connection to `node` unless one is on its way.
     fn dial(&mut self, node: NodeId) {
-        let leads = |connection: &Connection| connection.leads_to() == Some(node);
-        if !self.dialing.contains(&node) && !self.connections.values().any(leads) {
+        if !self.leads_to(node) {
             self.dialing.push(node);
             self.outbox.push(Output::Connect { node });
         }
+    }
+
+    /// Whether a connection to `node` is up or on its way.
+    fn leads_to(&self, node: NodeId) -> bool {
+        self.dialing.contains(&node)
+            || self.connections.values().any(|connection| connection.leads_to() == Some(node))
     }
 
     fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
@@ -177,7 +184,7 @@ impl<L: Landing> Peers<L> {
                 if let Some(connection) = self.connections.get_mut(&completion.connection) {
                     connection.heard = now;
                 }
-                self.requester.handle_completion(&completion, &*self.sink);
+                self.requester.handle_completion(&completion, &*self.sink, now);
                 self.break_and_settle(landing, now);
             }
             FabricEvent::Closed { connection, reason } => {
@@ -191,8 +198,12 @@ impl<L: Landing> Peers<L> {
             return;
         };
         connection.heard = now;
-        let Ok(message) = decode(bytes) else {
-            return self.handle_violation(on);
+        let message = match decode(bytes) {
+            Ok(message) => message,
+            Err(DecodeError::Version { .. }) if connection.is_shaking_hands() => {
+                return self.reject(on, RejectReason::Version);
+            }
+            Err(_) => return self.handle_violation(on),
         };
         let result = match &mut connection.state {
             State::Up { .. } => self.handle_up_message(on, message, landing, now),
@@ -235,11 +246,11 @@ impl<L: Landing> Peers<L> {
                 self.requester.handle_ranks(on, lease, ranks, cx.landing);
             }
             Message::Pong { .. } => {}
-            Message::Goodbye { .. } => self.close(on, Scope::Peer),
-            Message::Hello(_)
-            | Message::Welcome { .. }
-            | Message::Confirm { .. }
-            | Message::Reject { .. } => return Err(Violation),
+            // An acceptor may refuse what follows from our proof when we are up already.
+            Message::Goodbye { .. } | Message::Reject { .. } => self.close(on, Scope::Peer),
+            Message::Hello(_) | Message::Welcome { .. } | Message::Confirm { .. } => {
+                return Err(Violation);
+            }
             asked => handle_asked(&mut self.holder, remote, asked, cx),
         }
         Ok(())
@@ -256,8 +267,8 @@ impl<L: Landing> Peers<L> {
         if let Some(connection) = self.connections.get_mut(&on)
             && !matches!(connection.state, State::Closing { .. })
         {
-            let remote = connection.remote().cloned();
-            connection.state = State::Closing { remote, scope };
+            let (remote, led_to) = (connection.remote().cloned(), connection.leads_to());
+            connection.state = State::Closing { remote, led_to, scope };
             self.outbox.push(Output::Close { connection: on });
         }
     }
@@ -276,7 +287,9 @@ impl<L: Landing> Peers<L> {
             State::Closing { scope, .. } => scope,
             _ => reason.scope(),
         };
-        self.requester.handle_closed(on, scope, &*self.sink);
+        let led_to = connection.led_to();
+        let another = led_to.is_some_and(|node| self.leads_to(node));
+        self.requester.handle_closed(on, (scope, another), &*self.sink);
         self.settle(landing, now);
         if let Some(remote) = connection.remote() {
             self.sink.emit(Event::PeerDisconnected { scope });
@@ -285,11 +298,12 @@ impl<L: Landing> Peers<L> {
             };
             if !self.connections.values().any(still_there) {
                 self.holder.handle_cut(remote.requester);
+                // What fell due meanwhile was lent over the connection that is gone: it must not
+                // cost the next one.
+                self.cut_expired(now);
             }
         }
-        if let Some(node) = connection.leads_to()
-            && !self.connections.values().any(|other| other.leads_to() == Some(node))
-        {
+        if let Some(node) = led_to.filter(|_| !another) {
             self.requester.handle_unreachable(node, scope, &*self.sink);
         }
         self.raise_proven(landing, now);
@@ -300,6 +314,12 @@ impl<L: Landing> Peers<L> {
         self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
         self.break_and_settle(landing, now);
         self.check_silence(now);
+        self.cut_expired(now);
+        self.raise_proven(landing, now);
+    }
+
+    /// Cuts off requesters whose leases have expired (invariant 2).
+    fn cut_expired(&mut self, now: Timestamp) {
         while let Some(requester) = self.holder.poll_cut(now) {
             let theirs = |connection: &Connection| {
                 connection.remote().is_some_and(|remote| remote.requester == requester)
@@ -317,7 +337,6 @@ impl<L: Landing> Peers<L> {
                 self.close(connection, Scope::Peer);
             }
         }
-        self.raise_proven(landing, now);
     }
 
     fn check_silence(&mut self, now: Timestamp) {
@@ -412,12 +431,13 @@ impl<L: Landing> Peers<L> {
     /// When [`Self::handle_timeout`] must be called at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        let pings = self.connections.values().map(|connection| {
-            if connection.is_shaking_hands() {
-                connection.opened + limits::HANDSHAKE_TIMEOUT
-            } else {
-                connection.heard.max(connection.pinged) + limits::PING_INTERVAL
+        let pings = self.connections.values().filter_map(|connection| match connection.state {
+            State::Up { .. } => {
+                Some(connection.heard.max(connection.pinged) + limits::PING_INTERVAL)
             }
+            // Its end is for the fabric to tell.
+            State::Closing { .. } => None,
+            _ => Some(connection.opened + limits::HANDSHAKE_TIMEOUT),
         });
         pings.chain(self.requester.poll_timeout()).chain(self.holder.poll_timeout()).min()
     }
@@ -435,6 +455,12 @@ impl<L: Landing> Peers<L> {
             self.outbox.send(connection, &Message::Goodbye { reason: GoodbyeReason::Shutdown });
             self.close(connection, Scope::Local);
         }
+    }
+
+    /// Fetches that are not over, and transfers whose memory may still be written to.
+    #[must_use]
+    pub fn unfinished(&self) -> usize {
+        self.requester.unfinished()
     }
 
     /// Peers that are connected and authenticated.

@@ -152,14 +152,21 @@ impl<L: Landing> Requester<L> {
         });
     }
 
-    /// A connection is gone, and its last completion was polled.
+    /// A connection is gone, and its last completion was polled. Where another one to the same node
+    /// takes its place, what was asked over the old one is asked again over that one, once.
     pub(super) fn handle_closed(
         &mut self,
         connection: ConnectionId,
-        scope: Scope,
+        (scope, another): (Scope, bool),
         sink: &dyn EventSink,
     ) {
         self.transfers.handle_closed(connection, scope);
+        let lending = self.fetches.values_mut().filter(|fetch| {
+            fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Lending)
+        });
+        for fetch in lending.filter(|fetch| another && !fetch.moved) {
+            (fetch.phase, fetch.connection, fetch.moved) = (Phase::Waiting, None, true);
+        }
         self.fail_where(scope, sink, |fetch| {
             fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Lending)
         });
@@ -254,8 +261,13 @@ impl<L: Landing> Requester<L> {
         self.transfers.handle_post_refused(connection, batch, scope);
     }
 
-    pub(super) fn handle_completion(&mut self, completion: &Completion, sink: &dyn EventSink) {
-        if !self.transfers.handle_completion(completion) {
+    pub(super) fn handle_completion(
+        &mut self,
+        completion: &Completion,
+        sink: &dyn EventSink,
+        now: Timestamp,
+    ) {
+        if !self.transfers.handle_completion(completion, now) {
             sink.emit(Event::StaleCompletion);
         }
     }
@@ -346,7 +358,13 @@ impl<L: Landing> Requester<L> {
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         let own = self.fetches.values().map(|fetch| fetch.renewal().unwrap_or(fetch.deadline));
-        own.chain(self.transfers.poll_timeout()).min()
+        // A refused post may have ended a transfer outside of any event.
+        let over = self.transfers.has_finished().then_some(Timestamp::ZERO);
+        own.chain(self.transfers.poll_timeout()).chain(over).min()
+    }
+
+    pub(super) fn unfinished(&self) -> usize {
+        self.fetches.len() + self.transfers.running()
     }
 
     pub(super) fn poll_fetched(&mut self) -> Option<Fetched> {

@@ -52,6 +52,8 @@ struct Transfer<D> {
     outstanding: usize,
     /// The first cause of failure. Flushes that follow from it are not a fault of their own.
     broken: Option<Scope>,
+    /// Whether its connection was asked to be broken.
+    breaking: bool,
 }
 
 impl<D> Transfer<D> {
@@ -145,6 +147,7 @@ impl<D> Transfers<D> {
             next_segment: 0,
             outstanding: 0,
             broken: None,
+            breaking: false,
         });
         transfer.connection = connection;
         transfer.until = until;
@@ -242,21 +245,29 @@ impl<D> Transfers<D> {
         scope: Scope,
     ) {
         for work in &batch.works {
-            self.settle(connection, work.wr_id, Err(scope));
+            self.settle(connection, work.wr_id, |_| Err(scope));
         }
     }
 
-    /// Notes the end of a READ. `false` for a completion that matches nothing in flight: drop it.
+    /// Notes the end of a READ; one that ends after its transfer's deadline has failed, whatever it
+    /// says (invariant 3). `false` for a completion that matches nothing in flight: drop it.
     #[must_use]
-    pub fn handle_completion(&mut self, completion: &Completion) -> bool {
-        let result = match completion.status {
-            CompletionStatus::Success => Ok(()),
+    pub fn handle_completion(&mut self, completion: &Completion, now: Timestamp) -> bool {
+        let result = |until| match completion.status {
+            CompletionStatus::Success if now < until => Ok(()),
+            CompletionStatus::Success => Err(Scope::Path),
             status => Err(status.scope().unwrap_or(Scope::Local)),
         };
         self.settle(completion.connection, completion.wr_id, result)
     }
 
-    fn settle(&mut self, on: ConnectionId, wr_id: WrId, result: Result<(), Scope>) -> bool {
+    /// `result` says how the READ ended, given its transfer's deadline.
+    fn settle(
+        &mut self,
+        on: ConnectionId,
+        wr_id: WrId,
+        result: impl Fn(Timestamp) -> Result<(), Scope>,
+    ) -> bool {
         let Some(entry) = self.wrs.get_mut(wr_id.slot as usize) else {
             return false;
         };
@@ -274,7 +285,7 @@ impl<D> Transfers<D> {
             return false;
         };
         transfer.outstanding -= 1;
-        if let Err(scope) = result {
+        if let Err(scope) = result(transfer.until) {
             if let Some(read) = transfer.reads.get(read as usize).copied() {
                 for block in read.first_block..=read.last_block {
                     if let Some(block) = transfer.blocks.get_mut(usize::from(block)) {
@@ -307,13 +318,14 @@ impl<D> Transfers<D> {
             let Some(transfer) = entry.running.as_mut() else {
                 continue;
             };
-            if transfer.is_done() || transfer.broken.is_some() || !which(transfer) {
+            if transfer.is_done() || transfer.breaking || !which(transfer) {
                 continue;
             }
             transfer.give_up(scope);
             if transfer.is_done() {
                 self.finished.push_back(u32::try_from(slot).unwrap_or(u32::MAX));
             } else {
+                transfer.breaking = true;
                 self.to_break.push_back(transfer.connection);
             }
         }
@@ -330,9 +342,15 @@ impl<D> Transfers<D> {
         self.slots
             .iter()
             .filter_map(|slot| slot.running.as_ref())
-            .filter(|transfer| transfer.broken.is_none() && !transfer.is_done())
+            .filter(|transfer| !transfer.breaking && !transfer.is_done())
             .map(|transfer| transfer.until)
             .min()
+    }
+
+    /// Whether [`Self::poll_finished`] has something.
+    #[must_use]
+    pub fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
     }
 
     /// Hands back a transfer of which nothing is in flight: its blocks, in the order given to
@@ -352,7 +370,8 @@ impl<D> Transfers<D> {
         let connection = transfer.connection;
         transfer.reads.clear();
         transfer.segments.clear();
-        (transfer.next_read, transfer.next_segment, transfer.broken) = (0, 0, None);
+        (transfer.next_read, transfer.next_segment) = (0, 0);
+        (transfer.broken, transfer.breaking) = (None, false);
         self.spare.push(transfer);
         Some(Finished { id, connection })
     }

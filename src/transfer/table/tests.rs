@@ -53,6 +53,26 @@ fn until(seconds: u64) -> Timestamp {
 }
 
 #[test]
+fn a_read_that_ends_after_the_deadline_has_failed() {
+    let live = Rc::default();
+    let mut table = Transfers::new(capabilities(8));
+    table.begin(CONNECTION, until(1), blocks(&live, 3).into_iter());
+    let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
+    table.poll_post(&mut batch);
+    let success = |at: usize| complete(&batch.works[at], CompletionStatus::Success);
+    assert!(table.handle_completion(&success(0), Timestamp::ZERO));
+    assert!(table.handle_completion(&success(1), until(1)));
+    // The other READ is out too long, whatever became of the one before it.
+    table.handle_timeout(until(1));
+    assert_eq!((table.poll_break(), table.poll_break()), (Some(CONNECTION), None));
+    assert!(table.poll_finished(&mut out).is_none());
+    assert!(table.handle_completion(&success(2), until(2)));
+    assert!(table.poll_finished(&mut out).is_some());
+    let outcomes: Vec<_> = out.iter().map(|block| block.outcome).collect();
+    assert_eq!(outcomes, [Ok(()), Err(Scope::Path), Err(Scope::Path)]);
+}
+
+#[test]
 fn a_transfer_ends_when_its_last_read_does() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(8));
@@ -62,7 +82,9 @@ fn a_transfer_ends_when_its_last_read_does() {
     assert_eq!((batch.works.len(), batch.segments.len()), (3, 3));
     for (index, work) in batch.works.iter().enumerate() {
         assert!(table.poll_finished(&mut out).is_none(), "after {index} completions");
-        assert!(table.handle_completion(&complete(work, CompletionStatus::Success)));
+        assert!(
+            table.handle_completion(&complete(work, CompletionStatus::Success), Timestamp::ZERO)
+        );
     }
     assert_eq!(table.poll_finished(&mut out), Some(Finished { id, connection: CONNECTION }));
     assert!(out.iter().all(|block| block.outcome.is_ok()));
@@ -78,7 +100,12 @@ fn credits_bound_what_is_outstanding() {
     table.poll_post(&mut first);
     assert_eq!(first.works.len(), 2);
     assert_eq!(table.poll_post(&mut more), None);
-    assert!(table.handle_completion(&complete(&first.works[0], CompletionStatus::Success)));
+    assert!(
+        table.handle_completion(
+            &complete(&first.works[0], CompletionStatus::Success),
+            Timestamp::ZERO
+        )
+    );
     assert_eq!(table.poll_post(&mut more), Some(CONNECTION));
     assert_eq!(more.works.len(), 1);
 }
@@ -92,7 +119,12 @@ fn invariant_1_memory_comes_back_with_the_flush_not_with_the_timeout() {
     table.begin(CONNECTION, until(1), blocks(&live, 2).into_iter());
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
     table.poll_post(&mut batch);
-    assert!(table.handle_completion(&complete(&batch.works[0], CompletionStatus::Success)));
+    assert!(
+        table.handle_completion(
+            &complete(&batch.works[0], CompletionStatus::Success),
+            Timestamp::ZERO
+        )
+    );
     assert_eq!(table.poll_timeout(), Some(until(1)));
     table.handle_timeout(until(1));
     assert_eq!(table.poll_break(), Some(CONNECTION));
@@ -100,7 +132,12 @@ fn invariant_1_memory_comes_back_with_the_flush_not_with_the_timeout() {
     table.handle_timeout(until(100));
     assert!(table.poll_finished(&mut out).is_none(), "READs are still in flight");
     assert_eq!(live.get(), 2);
-    assert!(table.handle_completion(&complete(&batch.works[1], CompletionStatus::Flushed)));
+    assert!(
+        table.handle_completion(
+            &complete(&batch.works[1], CompletionStatus::Flushed),
+            Timestamp::ZERO
+        )
+    );
     assert!(table.poll_finished(&mut out).is_some());
     let outcomes: Vec<_> = out.iter().map(|block| block.outcome).collect();
     assert_eq!(outcomes, [Ok(()), Err(Scope::Path)], "a flush that we caused blames the path");
@@ -115,16 +152,21 @@ fn invariant_4_a_stale_completion_is_dropped() {
     table.begin(CONNECTION, until(1), blocks(&live, 1).into_iter());
     table.poll_post(&mut batch);
     let old = complete(&batch.works[0], CompletionStatus::Success);
-    assert!(table.handle_completion(&old));
+    assert!(table.handle_completion(&old, Timestamp::ZERO));
     table.poll_finished(&mut out);
     table.begin(CONNECTION, until(1), blocks(&live, 1).into_iter());
     table.poll_post(&mut batch);
-    assert!(!table.handle_completion(&old), "the slot has a new tenant");
+    assert!(!table.handle_completion(&old, Timestamp::ZERO), "the slot has a new tenant");
     let unknown = WrId { slot: 77, generation: 0 };
-    assert!(!table.handle_completion(&Completion { wr_id: unknown, ..old }));
+    assert!(!table.handle_completion(&Completion { wr_id: unknown, ..old }, Timestamp::ZERO));
     out.clear();
     assert!(table.poll_finished(&mut out).is_none());
-    assert!(table.handle_completion(&complete(&batch.works[0], CompletionStatus::Success)));
+    assert!(
+        table.handle_completion(
+            &complete(&batch.works[0], CompletionStatus::Success),
+            Timestamp::ZERO
+        )
+    );
     assert!(table.poll_finished(&mut out).is_some());
 }
 
@@ -135,8 +177,16 @@ fn the_first_failure_names_the_fault_of_the_rest() {
     table.begin(CONNECTION, until(1), blocks(&live, 3).into_iter());
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
     table.poll_post(&mut batch);
-    assert!(table.handle_completion(&complete(&batch.works[0], CompletionStatus::RemoteAccess)));
-    assert!(table.handle_completion(&complete(&batch.works[1], CompletionStatus::Flushed)));
+    assert!(table.handle_completion(
+        &complete(&batch.works[0], CompletionStatus::RemoteAccess),
+        Timestamp::ZERO
+    ));
+    assert!(
+        table.handle_completion(
+            &complete(&batch.works[1], CompletionStatus::Flushed),
+            Timestamp::ZERO
+        )
+    );
     assert!(table.poll_finished(&mut out).is_some(), "the third READ is never posted");
     assert!(out.iter().all(|block| block.outcome == Err(Scope::Peer)));
 }
@@ -196,7 +246,7 @@ proptest! {
         let (mut begun, mut now) = (0, 1);
         let drain = |outstanding: &mut Vec<ReadWork>, table: &mut Transfers<Memory>| {
             for work in outstanding.drain(..) {
-                assert!(table.handle_completion(&complete(&work, CompletionStatus::Flushed)));
+                assert!(table.handle_completion(&complete(&work, CompletionStatus::Flushed), Timestamp::ZERO));
             }
         };
         for step in steps {
@@ -214,8 +264,8 @@ proptest! {
                     let work = outstanding.swap_remove(pick % outstanding.len());
                     let status =
                         if ok { CompletionStatus::Success } else { CompletionStatus::RemoteAccess };
-                    prop_assert!(table.handle_completion(&complete(&work, status)));
-                    prop_assert!(!table.handle_completion(&complete(&work, status)));
+                    prop_assert!(table.handle_completion(&complete(&work, status), Timestamp::ZERO));
+                    prop_assert!(!table.handle_completion(&complete(&work, status), Timestamp::ZERO));
                 }
                 Step::Timeout => {
                     table.handle_timeout(until(now));

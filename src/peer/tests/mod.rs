@@ -1,0 +1,14 @@
+//! The peer core over the simulated fabric, on virtual time.
+
+mod krate {
+    pub(super) use crate::{
+        event, fabric, lease, memory, peer, policy, protocol, sim, store, types,
+    };
+}
+
+mod cluster;
+mod failures;
+mod handshake;
+mod leases;
+mod reads;
+mod stranger;

@@ -1,0 +1,102 @@
+//! One node's handle on the network.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{SimEndpoint, SimNetwork};
+use crate::fabric::{
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
+    RegionId, Wake,
+};
+use crate::memory::Mapping;
+
+/// A node's fabric. Dropping it is the node's death.
+#[derive(Debug)]
+pub struct SimFabric {
+    network: SimNetwork,
+    at: SimEndpoint,
+    life: u32,
+}
+
+impl SimFabric {
+    pub(super) fn new(network: SimNetwork, at: SimEndpoint, life: u32) -> Self {
+        Self { network, at, life }
+    }
+
+    /// Where this node is.
+    #[must_use]
+    pub fn endpoint(&self) -> SimEndpoint {
+        self.at
+    }
+}
+
+impl Drop for SimFabric {
+    fn drop(&mut self) {
+        self.network.0.borrow_mut().kill(self.at, self.life);
+    }
+}
+
+/// A poll never waits here, so there is nothing to end.
+#[derive(Debug)]
+struct NeverWaits;
+
+impl Wake for NeverWaits {
+    fn wake(&self) {}
+}
+
+/// Calls on a node that another start of it has replaced answer [`FabricError::Closed`].
+impl Fabric for SimFabric {
+    type Endpoint = SimEndpoint;
+    type Memory = Mapping;
+
+    fn capabilities(&self) -> Capabilities {
+        let state = self.network.0.borrow();
+        Capabilities {
+            transport: "sim",
+            reads_outstanding: state.config.reads_outstanding,
+            segments: state.config.read_segments,
+            read_bytes: state.config.read_bytes,
+        }
+    }
+
+    fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
+        self.network.0.borrow_mut().register((self.at, self.life), memory, access)
+    }
+
+    /// Bytes of a READ that is on its way into the region land nowhere.
+    fn deregister(&mut self, region: RegionId) {
+        if let Ok(node) = self.network.0.borrow_mut().node(self.at, self.life) {
+            node.regions.retain(|registered| registered.region.id != region);
+        }
+    }
+
+    fn connect(&mut self, to: &SimEndpoint) -> Result<ConnectionId, FabricError> {
+        self.network.0.borrow_mut().connect((self.at, self.life), *to)
+    }
+
+    fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
+        self.network.0.borrow_mut().admit(self.at, connection)
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
+        self.network.0.borrow_mut().send(self.at, connection, message)
+    }
+
+    fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError> {
+        self.network.0.borrow_mut().post(self.at, connection, batch)
+    }
+
+    fn close(&mut self, connection: ConnectionId) {
+        self.network.0.borrow_mut().close(self.at, connection);
+    }
+
+    /// Never waits: time passes in the network alone.
+    fn poll(&mut self, batch: &mut EventBatch, _timeout: Duration) -> Result<(), FabricError> {
+        self.network.0.borrow_mut().poll(self.at, self.life, batch);
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::new(NeverWaits)
+    }
+}

@@ -1,0 +1,530 @@
+//! The network's state: nodes, the ends of connections, the agenda.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::random::Random;
+use super::reads::Read;
+use super::{SimConfig, SimEndpoint};
+use crate::fabric::{
+    Access, CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricError,
+    FabricEvent, Region, RegionId,
+};
+use crate::limits;
+use crate::memory::Mapping;
+use crate::types::Timestamp;
+
+/// Messages of one end that may be on their way.
+const MESSAGES_MAX: usize = 1024;
+
+/// Something that will happen. Numbers are places in [`State::ends`].
+#[derive(Debug)]
+pub(super) enum Action {
+    /// A connection attempt arrives.
+    Connect { from: usize, to: SimEndpoint },
+    /// The connecting end learns that it is up.
+    Connected { end: usize },
+    /// A message arrives at this end.
+    Message { end: usize, bytes: Vec<u8> },
+    /// Half a READ of this end is read at the other one.
+    Serve { end: usize, read: u64, half: u8 },
+    /// A READ's bytes arrive at this end.
+    Land { end: usize, read: u64 },
+    /// This end learns that the connection is gone.
+    Gone { end: usize, reason: CloseReason },
+    /// What this end sent or posted has been stalled for too long, if it is still.
+    GiveUp { end: usize },
+    /// This end has drained.
+    Flush { end: usize },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Connecting,
+    Open,
+    /// Broken, and not drained yet.
+    Closing(CloseReason),
+    Closed,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) node: SimEndpoint,
+    life: u32,
+    /// The node at the other end, and that end where it exists.
+    pub(super) toward: SimEndpoint,
+    pub(super) other: Option<usize>,
+    pub(super) phase: Phase,
+    pub(super) admitted: bool,
+    /// When the latest message to this end arrives; no later one overtakes it.
+    arrives: Timestamp,
+    /// Messages of this end that are on their way.
+    under_way: usize,
+    pub(super) reads: Vec<Read>,
+}
+
+/// What is registered: the region and its memory.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) region: Region,
+    pub(super) access: Access,
+    pub(super) memory: Arc<Mapping>,
+}
+
+/// A node that runs.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    /// Which start of it.
+    life: u32,
+    pub(super) regions: Vec<Registered>,
+    registered: u16,
+    inbox: VecDeque<(FabricEvent, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) config: SimConfig,
+    pub(super) now: Timestamp,
+    pub(super) random: Random,
+    lives: u32,
+    pub(super) nodes: BTreeMap<SimEndpoint, Node>,
+    pub(super) ends: Vec<End>,
+    agenda: BTreeMap<(Timestamp, u64), Action>,
+    /// Numbers what is put on the agenda, and READs.
+    pub(super) counter: u64,
+    partitions: BTreeSet<(SimEndpoint, SimEndpoint)>,
+    /// What arrived at a partition, in order.
+    stalled: Vec<((SimEndpoint, SimEndpoint), Action)>,
+}
+
+fn pair(a: SimEndpoint, b: SimEndpoint) -> (SimEndpoint, SimEndpoint) {
+    (a.min(b), a.max(b))
+}
+
+impl State {
+    pub(super) fn new(seed: u64, config: SimConfig) -> Self {
+        Self {
+            config,
+            now: Timestamp::ZERO,
+            random: Random::new(seed),
+            lives: 0,
+            nodes: BTreeMap::new(),
+            ends: Vec::new(),
+            agenda: BTreeMap::new(),
+            counter: 0,
+            partitions: BTreeSet::new(),
+            stalled: Vec::new(),
+        }
+    }
+
+    // Nodes.
+
+    pub(super) fn start(&mut self, at: SimEndpoint) -> u32 {
+        if let Some(node) = self.nodes.get(&at) {
+            self.kill(at, node.life);
+        }
+        self.lives += 1;
+        self.nodes.insert(at, Node { life: self.lives, ..Node::default() });
+        self.lives
+    }
+
+    /// Ends one life of a node. Its peers learn it when they learn it.
+    pub(super) fn kill(&mut self, at: SimEndpoint, life: u32) {
+        if self.nodes.get(&at).is_none_or(|node| node.life != life) {
+            return;
+        }
+        self.nodes.remove(&at);
+        let (mut others, closed) = (Vec::new(), Phase::Closed);
+        for end in self.ends.iter_mut().filter(|end| end.node == at && end.phase != closed) {
+            end.phase = closed;
+            end.reads.clear();
+            others.extend(end.other);
+        }
+        for other in others {
+            self.tell_gone(other, CloseReason::Unreachable);
+        }
+    }
+
+    pub(super) fn node(&mut self, at: SimEndpoint, life: u32) -> Result<&mut Node, FabricError> {
+        let node = self.nodes.get_mut(&at).filter(|node| node.life == life);
+        node.ok_or(FabricError::Closed)
+    }
+
+    pub(super) fn register(
+        &mut self,
+        (at, life): (SimEndpoint, u32),
+        memory: Arc<Mapping>,
+        access: Access,
+    ) -> Result<Region, FabricError> {
+        // A key that no other registration had: an old one reads nothing.
+        self.counter += 1;
+        let rkey = u32::try_from(self.random.next() >> 44).unwrap_or(0) << 12
+            | u32::try_from(self.counter & 0xfff).unwrap_or(0);
+        let node = self.node(at, life)?;
+        if node.regions.len() >= limits::REGIONS_MAX {
+            return Err(FabricError::Limit { what: "regions", limit: limits::REGIONS_MAX });
+        }
+        let address = (u64::from(life) << 48) + (u64::from(node.registered + 1) << 40);
+        let id = RegionId(node.registered);
+        node.registered += 1;
+        let region = Region { id, rkey, address, len: memory.len() };
+        node.regions.push(Registered { region, access, memory });
+        Ok(region)
+    }
+
+    pub(super) fn poll(&mut self, at: SimEndpoint, life: u32, batch: &mut EventBatch) {
+        let Ok(node) = self.node(at, life) else {
+            return;
+        };
+        for (mut event, bytes) in node.inbox.drain(..) {
+            if let FabricEvent::Message { start, end, .. } = &mut event {
+                // A batch of messages is far below 4 GiB: each has an upper bound.
+                let at = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+                *start = at(batch.bytes.len());
+                batch.bytes.extend_from_slice(&bytes);
+                *end = at(batch.bytes.len());
+            }
+            batch.events.push(event);
+        }
+    }
+
+    // The agenda.
+
+    pub(super) fn next_event(&self) -> Option<Timestamp> {
+        self.agenda.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    pub(super) fn step(&mut self) -> Option<Timestamp> {
+        let ((at, _), action) = self.agenda.pop_first()?;
+        self.now = self.now.max(at);
+        self.perform(action);
+        Some(self.now)
+    }
+
+    pub(super) fn advance_to(&mut self, to: Timestamp) {
+        while self.next_event().is_some_and(|at| at <= to) {
+            self.step();
+        }
+        self.now = self.now.max(to);
+    }
+
+    pub(super) fn after(&mut self, delay: Duration, action: Action) {
+        self.at(self.now + delay, action);
+    }
+
+    fn at(&mut self, when: Timestamp, action: Action) {
+        self.counter += 1;
+        self.agenda.insert((when, self.counter), action);
+    }
+
+    pub(super) fn delay(&mut self) -> Duration {
+        self.random.between(&self.config.delay)
+    }
+
+    // Connections.
+
+    pub(super) fn connect(
+        &mut self,
+        (from, life): (SimEndpoint, u32),
+        to: SimEndpoint,
+    ) -> Result<ConnectionId, FabricError> {
+        self.node(from, life)?;
+        let open = self.ends.iter().filter(|end| end.node == from && end.phase != Phase::Closed);
+        if open.count() >= limits::CONNECTIONS_MAX {
+            let limit = limits::CONNECTIONS_MAX;
+            return Err(FabricError::Limit { what: "connections", limit });
+        }
+        let end = self.add_end((from, life), to, Phase::Connecting);
+        let delay = self.delay();
+        self.after(delay, Action::Connect { from: end, to });
+        Ok(Self::id(end, life))
+    }
+
+    fn add_end(
+        &mut self,
+        (node, life): (SimEndpoint, u32),
+        toward: SimEndpoint,
+        phase: Phase,
+    ) -> usize {
+        self.ends.push(End {
+            node,
+            life,
+            toward,
+            other: None,
+            phase,
+            admitted: false,
+            arrives: self.now,
+            under_way: 0,
+            reads: Vec::new(),
+        });
+        self.ends.len() - 1
+    }
+
+    fn id(end: usize, life: u32) -> ConnectionId {
+        ConnectionId { slot: u32::try_from(end).unwrap_or(u32::MAX), generation: life }
+    }
+
+    /// The end that a node calls so, if it is open.
+    pub(super) fn open_end(
+        &self,
+        at: SimEndpoint,
+        connection: ConnectionId,
+    ) -> Result<usize, FabricError> {
+        let index = connection.slot as usize;
+        let end = self.ends.get(index).filter(|end| {
+            end.node == at && end.life == connection.generation && end.phase == Phase::Open
+        });
+        end.map(|_| index).ok_or(FabricError::Closed)
+    }
+
+    pub(super) fn admit(&mut self, at: SimEndpoint, on: ConnectionId) -> Result<(), FabricError> {
+        let end = self.open_end(at, on)?;
+        if let Some(end) = self.ends.get_mut(end) {
+            end.admitted = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(
+        &mut self,
+        at: SimEndpoint,
+        on: ConnectionId,
+        message: &[u8],
+    ) -> Result<(), FabricError> {
+        let index = self.open_end(at, on)?;
+        if message.len() > limits::MESSAGE_BYTES_MAX {
+            let limit = limits::MESSAGE_BYTES_MAX;
+            return Err(FabricError::Limit { what: "bytes in a message", limit });
+        }
+        let soonest = self.now + self.delay();
+        let Some(end) = self.ends.get_mut(index) else {
+            return Err(FabricError::Closed);
+        };
+        if end.under_way >= MESSAGES_MAX {
+            return Err(FabricError::Full);
+        }
+        end.under_way += 1;
+        let Some(to) = end.other else {
+            return Err(FabricError::Closed);
+        };
+        let when = self.in_order(to, soonest);
+        self.at(when, Action::Message { end: to, bytes: message.to_vec() });
+        Ok(())
+    }
+
+    /// When something that is sent to an end arrives there: after what was sent before.
+    fn in_order(&mut self, to: usize, soonest: Timestamp) -> Timestamp {
+        let Some(end) = self.ends.get_mut(to) else {
+            return soonest;
+        };
+        end.arrives = end.arrives.max(soonest);
+        end.arrives
+    }
+
+    pub(super) fn close(&mut self, at: SimEndpoint, on: ConnectionId) {
+        let index = on.slot as usize;
+        let ours = |end: &&End| end.node == at && end.life == on.generation;
+        if self.ends.get(index).filter(ours).is_some() {
+            self.break_end(index, CloseReason::Requested);
+        }
+    }
+
+    /// Ends a connection at one end: from here on the other one can read nothing through it.
+    pub(super) fn break_end(&mut self, index: usize, reason: CloseReason) {
+        let Some(end) = self.ends.get_mut(index) else {
+            return;
+        };
+        if !matches!(end.phase, Phase::Connecting | Phase::Open) {
+            return;
+        }
+        end.phase = Phase::Closing(reason);
+        let other = end.other;
+        let drain = self.random.between(&self.config.drain);
+        self.after(drain, Action::Flush { end: index });
+        if let Some(other) = other {
+            let told = match reason {
+                CloseReason::Unreachable => CloseReason::Unreachable,
+                _ => CloseReason::PeerClosed,
+            };
+            self.tell_gone(other, told);
+        }
+    }
+
+    fn tell_gone(&mut self, end: usize, reason: CloseReason) {
+        let soonest = self.now + self.delay();
+        let when = self.in_order(end, soonest);
+        self.at(when, Action::Gone { end, reason });
+    }
+
+    // Faults.
+
+    pub(super) fn partition(&mut self, a: SimEndpoint, b: SimEndpoint) {
+        self.partitions.insert(pair(a, b));
+    }
+
+    pub(super) fn heal(&mut self, a: SimEndpoint, b: SimEndpoint) {
+        self.partitions.remove(&pair(a, b));
+        let held = self.stalled.extract_if(.., |(between, _)| *between == pair(a, b));
+        for (_, action) in held.collect::<Vec<_>>() {
+            self.perform(action);
+        }
+    }
+
+    pub(super) fn reset(&mut self, a: SimEndpoint, b: SimEndpoint) {
+        let between: Vec<usize> = (0..self.ends.len())
+            .filter(|end| {
+                self.ends.get(*end).is_some_and(|end| pair(end.node, end.toward) == pair(a, b))
+            })
+            .collect();
+        for end in between {
+            self.break_end(end, CloseReason::Unreachable);
+        }
+    }
+
+    pub(super) fn connections(&self, a: SimEndpoint, b: SimEndpoint) -> usize {
+        let open = |index: usize| self.ends.get(index).is_some_and(|end| end.phase == Phase::Open);
+        let from_a = |end: &&End| end.node == a && end.toward == b && end.phase == Phase::Open;
+        self.ends.iter().filter(from_a).filter(|end| end.other.is_some_and(open)).count()
+    }
+
+    // What happens.
+
+    fn perform(&mut self, action: Action) {
+        let Some(action) = self.stall(action) else {
+            return;
+        };
+        match action {
+            Action::Connect { from, to } => self.accept(from, to),
+            Action::Connected { end } => self.connected(end),
+            Action::Message { end, bytes } => self.arrive(end, bytes),
+            Action::Serve { end, read, half } => self.serve(end, read, half),
+            Action::Land { end, read } => self.land(end, read),
+            Action::Gone { end, reason } => self.break_end(end, reason),
+            Action::GiveUp { end } => self.give_up(end),
+            Action::Flush { end } => self.flush(end),
+        }
+    }
+
+    /// Holds an action back where a partition lies in its way.
+    fn stall(&mut self, action: Action) -> Option<Action> {
+        let (through, sender) = match &action {
+            Action::Connect { from, .. } => (*from, Some(*from)),
+            Action::Message { end, .. } => (*end, self.ends.get(*end).and_then(|end| end.other)),
+            Action::Serve { end, .. } | Action::Land { end, .. } => (*end, Some(*end)),
+            Action::Connected { end } | Action::Gone { end, .. } => (*end, None),
+            Action::GiveUp { .. } | Action::Flush { .. } => return Some(action),
+        };
+        let Some(end) = self.ends.get(through) else {
+            return Some(action);
+        };
+        let between = pair(end.node, end.toward);
+        if !self.partitions.contains(&between) {
+            return Some(action);
+        }
+        // News of a closed connection is sent once and lost.
+        if !matches!(action, Action::Gone { .. }) {
+            self.stalled.push((between, action));
+        }
+        if let Some(sender) = sender {
+            self.after(self.config.give_up, Action::GiveUp { end: sender });
+        }
+        None
+    }
+
+    fn give_up(&mut self, index: usize) {
+        let Some(end) = self.ends.get(index) else {
+            return;
+        };
+        if self.partitions.contains(&pair(end.node, end.toward)) {
+            self.break_end(index, CloseReason::Unreachable);
+        }
+    }
+
+    fn accept(&mut self, from: usize, to: SimEndpoint) {
+        let Some(caller) = self.ends.get(from).filter(|end| end.phase == Phase::Connecting) else {
+            return;
+        };
+        let caller_at = caller.node;
+        let Some(life) = self.nodes.get(&to).map(|node| node.life) else {
+            self.break_end(from, CloseReason::Unreachable);
+            return;
+        };
+        let accepted = self.add_end((to, life), caller_at, Phase::Open);
+        if let Some(end) = self.ends.get_mut(accepted) {
+            end.other = Some(from);
+        }
+        if let Some(caller) = self.ends.get_mut(from) {
+            caller.other = Some(accepted);
+        }
+        let connection = Self::id(accepted, life);
+        self.tell(accepted, FabricEvent::Accepted { connection }, Vec::new());
+        let soonest = self.now + self.delay();
+        let when = self.in_order(from, soonest);
+        self.at(when, Action::Connected { end: from });
+    }
+
+    fn connected(&mut self, index: usize) {
+        if let Some(end) = self.ends.get_mut(index).filter(|end| end.phase == Phase::Connecting) {
+            end.phase = Phase::Open;
+            let connection = Self::id(index, end.life);
+            self.tell(index, FabricEvent::Connected { connection }, Vec::new());
+        }
+    }
+
+    fn arrive(&mut self, index: usize, bytes: Vec<u8>) {
+        let Some(end) = self.ends.get(index) else {
+            return;
+        };
+        let (other, open, life) = (end.other, end.phase == Phase::Open, end.life);
+        if let Some(sender) = other.and_then(|other| self.ends.get_mut(other)) {
+            sender.under_way = sender.under_way.saturating_sub(1);
+        }
+        if open {
+            let connection = Self::id(index, life);
+            let event = FabricEvent::Message { connection, start: 0, end: 0 };
+            self.tell(index, event, bytes);
+        } else if let Some(other) = other {
+            // The answer to a message on a connection that is no more.
+            self.tell_gone(other, CloseReason::Unreachable);
+        }
+    }
+
+    fn flush(&mut self, index: usize) {
+        let Some(end) = self.ends.get_mut(index) else {
+            return;
+        };
+        let Phase::Closing(reason) = end.phase else {
+            return;
+        };
+        end.phase = Phase::Closed;
+        let connection = Self::id(index, end.life);
+        for read in std::mem::take(&mut end.reads) {
+            let (wr_id, status) = (read.wr_id, CompletionStatus::Flushed);
+            let flushed = FabricEvent::Completed(Completion { connection, wr_id, status });
+            self.tell(index, flushed, Vec::new());
+        }
+        self.tell(index, FabricEvent::Closed { connection, reason }, Vec::new());
+    }
+
+    pub(super) fn complete(&mut self, index: usize, read: &Read, status: CompletionStatus) {
+        let Some(end) = self.ends.get(index) else {
+            return;
+        };
+        let (connection, wr_id) = (Self::id(index, end.life), read.wr_id);
+        let event = FabricEvent::Completed(Completion { connection, wr_id, status });
+        self.tell(index, event, Vec::new());
+    }
+
+    /// Puts an event where its node's next poll finds it.
+    fn tell(&mut self, index: usize, event: FabricEvent, bytes: Vec<u8>) {
+        let Some(end) = self.ends.get(index) else {
+            return;
+        };
+        let life = end.life;
+        if let Some(node) = self.nodes.get_mut(&end.node).filter(|node| node.life == life) {
+            node.inbox.push_back((event, bytes));
+        }
+    }
+}

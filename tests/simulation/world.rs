@@ -1,0 +1,313 @@
+//! One run: a seed, a cluster, and what is done to it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::cluster::{Cluster, Shape, endpoint};
+use crate::krate::event::{Event, LeaseEnd};
+use crate::krate::peer::{FetchOutcome, Fetched};
+use crate::krate::types::{ResidentId, Scope};
+
+/// Blocks that there are: few, so that nodes want the same ones.
+const BLOCKS: u64 = 24;
+
+/// Things done in one run.
+const OPERATIONS: usize = 60;
+
+/// What happened in all runs: a simulation in which nothing goes wrong proves nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    ready: u64,
+    already: u64,
+    not_found: u64,
+    busy: u64,
+    failed: [u64; 4],
+    evicted: u64,
+    expired: u64,
+    superseded: u64,
+    aborted: u64,
+    replayed: u64,
+    refused: u64,
+    crashes: u64,
+    resets: u64,
+    partitions: u64,
+    stalls: u64,
+    mismatches: u64,
+    steps: u64,
+}
+
+impl Seen {
+    pub(crate) fn assert_it_all_happened(&self) {
+        let all = [
+            ("ready", self.ready),
+            ("already resident", self.already),
+            ("not found", self.not_found),
+            ("busy", self.busy),
+            ("failed locally", self.failed[0]),
+            ("failed by the path", self.failed[1]),
+            ("failed by the peer", self.failed[2]),
+            ("evicted", self.evicted),
+            ("expired", self.expired),
+            ("superseded", self.superseded),
+            ("aborted", self.aborted),
+            ("replayed", self.replayed),
+            ("rank steps", self.steps),
+        ];
+        for (what, times) in all {
+            assert!(times > 0, "no run had anything {what}: {self:?}");
+        }
+        assert_eq!(self.mismatches, 0, "a checksum caught what a pin must prevent");
+    }
+}
+
+/// SplitMix64, as the network's own chance.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+pub(crate) struct World {
+    random: Random,
+    cluster: Cluster,
+    split: BTreeSet<(usize, usize)>,
+    /// Pins that a local reader holds: node, life, resident.
+    held: Vec<(usize, u64, ResidentId)>,
+    lives: Vec<u64>,
+    /// Rank steps, and blocks that arrived whole, of all lives that were tallied.
+    steps: u64,
+    landed: u64,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Random(seed ^ 0x5eed);
+        let nodes = 3 + usize::try_from(random.below(4)).unwrap();
+        let mut shape = Shape { seed, ..Shape::default() };
+        let micros = |bound: u64| Duration::from_micros(bound);
+        shape.network.delay = micros(10)..=micros([100, 2000, 20_000][seed as usize % 3]);
+        shape.network.drain = micros(10)..=micros([100, 50_000, 400_000][seed as usize / 3 % 3]);
+        shape.network.reads_outstanding = 1 + usize::try_from(random.below(8)).unwrap();
+        shape.network.read_bytes = [100, 300, 4096][seed as usize / 9 % 3];
+        shape.pool_bytes = [4096, 8192][seed as usize / 27 % 2];
+        shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
+        shape.peers.lease.leases_per_requester = 4;
+        shape.peers.lease.bytes_per_requester = 4000;
+        let cluster = Cluster::new(nodes, shape);
+        let (split, held, lives) = (BTreeSet::new(), Vec::new(), vec![0; nodes]);
+        Self { random, cluster, split, held, lives, steps: 0, landed: 0 }
+    }
+
+    fn node(&mut self) -> usize {
+        usize::try_from(self.random.below(self.lives.len() as u64)).unwrap()
+    }
+
+    fn pair(&mut self) -> (usize, usize) {
+        let (a, b) = (self.node(), self.node());
+        let b = if a == b { (b + 1) % self.lives.len() } else { b };
+        (a.min(b), a.max(b))
+    }
+
+    fn blocks(&mut self) -> Vec<u16> {
+        let first = self.random.below(BLOCKS);
+        let count = 1 + self.random.below(6);
+        (first..first + count).map(|block| u16::try_from(block % BLOCKS).unwrap()).collect()
+    }
+
+    pub(crate) fn run(&mut self, seen: &mut Seen) {
+        for _ in 0..OPERATIONS {
+            self.operate(seen);
+            let micros =
+                [50, 1000, 30_000, 400_000][usize::try_from(self.random.below(4)).unwrap()];
+            let pause = Duration::from_micros(self.random.below(micros));
+            self.cluster.run_for(pause);
+            self.take_fetched(seen);
+        }
+        self.come_to_rest(seen);
+        self.account(seen);
+    }
+
+    fn operate(&mut self, seen: &mut Seen) {
+        match self.random.below(100) {
+            0..40 => {
+                let (a, b) = self.pair();
+                let (to, from) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
+                let blocks = self.blocks();
+                if self.cluster.nodes[to].is_some() {
+                    self.cluster.begin_fetch(to, from, &blocks);
+                }
+            }
+            40..65 => {
+                let (at, blocks) = (self.node(), self.blocks());
+                if let Some(node) = &mut self.cluster.nodes[at] {
+                    for block in blocks {
+                        node.landing.save(block);
+                    }
+                }
+            }
+            65..75 => {
+                let at = self.node();
+                if let Some(node) = &mut self.cluster.nodes[at] {
+                    node.landing.evict();
+                }
+            }
+            75..82 => {
+                let (a, b) = self.pair();
+                self.cluster.network.reset(endpoint(a), endpoint(b));
+                seen.resets += 1;
+            }
+            82..88 => {
+                let (a, b) = self.pair();
+                self.cluster.network.partition(endpoint(a), endpoint(b));
+                self.split.insert((a, b));
+                seen.partitions += 1;
+            }
+            88..94 => {
+                if let Some((a, b)) = self.split.pop_first() {
+                    self.cluster.network.heal(endpoint(a), endpoint(b));
+                }
+            }
+            94..97 => {
+                let at = self.node();
+                if self.cluster.nodes[at].is_some() {
+                    self.tally(at, seen);
+                    self.cluster.crash(at);
+                    seen.crashes += 1;
+                } else {
+                    self.lives[at] += 1;
+                    self.cluster.start(at);
+                }
+            }
+            _ => {
+                // Every thread stands still, the network does not.
+                let pause = Duration::from_millis(self.random.below(1500));
+                self.cluster.network.advance_to(self.cluster.now() + pause);
+                seen.stalls += 1;
+            }
+        }
+    }
+
+    /// Readers let go of what they got, some of them later.
+    fn take_fetched(&mut self, seen: &mut Seen) {
+        for at in 0..self.lives.len() {
+            let Some(node) = &mut self.cluster.nodes[at] else { continue };
+            for fetched in std::mem::take(&mut node.fetched) {
+                count(&fetched, seen);
+                for outcome in fetched.outcomes {
+                    if let FetchOutcome::Ready { found, .. } = outcome {
+                        self.held.push((at, self.lives[at], found.id));
+                    }
+                }
+            }
+        }
+        let mut kept = std::mem::take(&mut self.held);
+        kept.retain(|held| self.random.below(3) > 0 || !self.let_go(*held));
+        self.held = kept;
+    }
+
+    fn let_go(&self, (at, life, id): (usize, u64, ResidentId)) -> bool {
+        if let Some(node) = &self.cluster.nodes[at]
+            && self.lives[at] == life
+        {
+            node.landing.store.unpin(id).unwrap();
+        }
+        true
+    }
+
+    /// Heals the network, starts the dead, lets go of every pin, and waits for all to be over.
+    fn come_to_rest(&mut self, seen: &mut Seen) {
+        while let Some((a, b)) = self.split.pop_first() {
+            self.cluster.network.heal(endpoint(a), endpoint(b));
+        }
+        for at in 0..self.lives.len() {
+            if self.cluster.nodes[at].is_none() {
+                self.lives[at] += 1;
+                self.cluster.start(at);
+            }
+        }
+        // The longest that anything waits: a lease that is renewed to the end of its reads, a cut,
+        // and the silence of a peer that died unheard.
+        self.cluster.run_for(Duration::from_secs(20));
+        self.take_fetched(seen);
+        for held in std::mem::take(&mut self.held) {
+            self.let_go(held);
+        }
+    }
+
+    /// Nothing is left over, and ranks are what their histories say.
+    fn account(&mut self, seen: &mut Seen) {
+        for at in 0..self.lives.len() {
+            self.tally(at, seen);
+            let node = self.cluster.node(at);
+            assert_eq!(node.leases(), 0, "node {at} still lends");
+            assert_eq!(node.peers.unfinished(), 0, "node {at} still fetches");
+            assert!(self.cluster.network.landing(endpoint(at)).is_empty());
+            let pinned = node.residents().into_iter().filter(|view| view.pins > 0);
+            assert_eq!(pinned.count(), 0, "node {at} has pins that nobody holds");
+            let held: u64 = node
+                .residents()
+                .iter()
+                .map(|view| u64::from(view.payload.extent.len).next_multiple_of(64))
+                .sum();
+            assert_eq!(node.landing.pool.usage().used, held, "node {at} lost memory");
+        }
+        assert!(self.steps <= self.landed, "a rank moved for a block that did not arrive");
+    }
+
+    fn tally(&mut self, at: usize, seen: &mut Seen) {
+        let node = self.cluster.node(at);
+        let ended = |how: LeaseEnd| {
+            let of = |event: &Event| matches!(event, Event::LeaseEnded { end, .. } if *end == how);
+            node.log.count(of) as u64
+        };
+        seen.expired += ended(LeaseEnd::Expired);
+        seen.superseded += ended(LeaseEnd::Superseded);
+        seen.aborted += ended(LeaseEnd::Aborted);
+        seen.replayed += node.log.count(|event| *event == Event::CompletionReplayed) as u64;
+        seen.refused += node.log.count(|event| *event == Event::CompletionRefused) as u64;
+        seen.mismatches += node.log.count(|event| *event == Event::ChecksumMismatch) as u64;
+        seen.evicted += node.landing.evicted;
+        let violations = node.log.count(|event| *event == Event::ProtocolViolation);
+        assert_eq!(violations, 0, "node {at} was told something that no node says");
+        let stale = node.log.count(|event| *event == Event::StaleCompletion);
+        assert_eq!(stale, 0, "node {at} was told of a READ that it did not post");
+        // Each commit of a reader that is new to a resident raises it by one; only recoveries
+        // (already resident) lower it.
+        let raised = |event: &Event| matches!(event, Event::RankMoved { from, to } if to > from);
+        let mut readers = 0;
+        for view in node.residents() {
+            readers += u64::from(view.requesters);
+        }
+        readers += node.landing.readers_of_evicted;
+        let steps = node.log.count(raised) as u64;
+        assert_eq!(steps, readers, "node {at}: rank steps without a reader, or the reverse");
+        self.steps += steps;
+        let landed = |event: &Event| match event {
+            Event::TransferSucceeded { blocks, .. } => *blocks,
+            _ => 0,
+        };
+        self.landed += node.log.sum(landed);
+        seen.steps += steps;
+    }
+}
+
+fn count(fetched: &Fetched, seen: &mut Seen) {
+    for outcome in &fetched.outcomes {
+        match outcome {
+            FetchOutcome::Ready { fetched: true, .. } => seen.ready += 1,
+            FetchOutcome::Ready { fetched: false, .. } => seen.already += 1,
+            FetchOutcome::NotFound => seen.not_found += 1,
+            FetchOutcome::Busy => seen.busy += 1,
+            FetchOutcome::Failed(scope) => {
+                let at = Scope::ALL.iter().position(|other| other == scope).unwrap();
+                seen.failed[at] += 1;
+            }
+        }
+    }
+}
