@@ -122,6 +122,8 @@ impl Cluster {
         fs::remove_file(&ready_file).ok();
         let cannot = |error| CliError::failed(format!("cannot start {name}: {error}"));
         let child = Command::new(&self.binary)
+            // What a child does is in its arguments: a user's KVRAIL_ variables are not meant for it.
+            .env_clear()
             .args(arguments)
             .arg("--parent-death")
             .arg("--ready-file")

@@ -270,10 +270,10 @@ impl Inner {
             peers: peers
                 .connected
                 .iter()
-                .map(|node| PeerStat {
+                .map(|(node, requester)| PeerStat {
                     id: node.to_string(),
+                    requester: requester.to_string(),
                     state: "connected".to_owned(),
-                    ..PeerStat::default()
                 })
                 .collect(),
         };

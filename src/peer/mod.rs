@@ -463,10 +463,10 @@ impl<L: Landing> Peers<L> {
         self.requester.unfinished()
     }
 
-    /// Peers that are connected and authenticated.
-    pub fn connected(&self) -> impl Iterator<Item = NodeId> + '_ {
+    /// Peers that are connected and authenticated, and their identities as readers.
+    pub fn connected(&self) -> impl Iterator<Item = (NodeId, RequesterId)> + '_ {
         self.connections.values().filter_map(|connection| match &connection.state {
-            State::Up { remote } => Some(remote.node),
+            State::Up { remote } => Some((remote.node, self.requesters.name(remote.requester)?)),
             _ => None,
         })
     }

@@ -18,7 +18,7 @@ use super::clock::Clock;
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
 use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
-use crate::types::{BlockHash, NamespaceId, NodeId, Scope};
+use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope};
 
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
@@ -26,8 +26,8 @@ const ROUND_MAX: Duration = Duration::from_secs(1);
 /// What peers look like now.
 #[derive(Debug, Clone, Default)]
 pub struct PeerSnapshot {
-    /// Connected and authenticated nodes.
-    pub connected: Vec<NodeId>,
+    /// Connected and authenticated nodes, and their identities as readers.
+    pub connected: Vec<(NodeId, RequesterId)>,
     /// What each requester holds.
     pub leases: Vec<LeaseUsage>,
 }

@@ -98,8 +98,8 @@ pub struct RegistryStat {
 pub struct PeerStat {
     /// The peer's identity, 32 hexadecimal digits.
     pub id: String,
-    /// Where it is.
-    pub address: String,
-    /// `connected`, `connecting`, `closed`.
+    /// Its identity as a reader.
+    pub requester: String,
+    /// `connected`.
     pub state: String,
 }

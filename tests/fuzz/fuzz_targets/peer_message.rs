@@ -1,6 +1,6 @@
 //! Whatever a peer sends is refused, or decodes to a message whose one encoding it is.
 //!
-//! `cargo fuzz run peer_message --sanitizer=none --fuzz-dir tests/fuzz -- -runs=20000` runs on
+//! `cargo fuzz run peer_message --dev --sanitizer=none --fuzz-dir tests/fuzz -- -runs=20000` runs on
 //! stable Rust. The input is tried as it is, and as a change of one of the golden encodings, so
 //! that every kind of message is reached from the first run, without a corpus.
 
