@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Shape, endpoint};
+use crate::cluster::{Cluster, Shape, block_of, endpoint};
 use crate::krate::event::{Event, LeaseEnd};
 use crate::krate::peer::{FetchOutcome, Fetched};
 use crate::krate::types::{ResidentId, Scope};
@@ -123,9 +123,11 @@ impl World {
     pub(crate) fn run(&mut self, seen: &mut Seen) {
         for _ in 0..OPERATIONS {
             self.operate(seen);
-            let micros =
-                [50, 1000, 30_000, 400_000][usize::try_from(self.random.below(4)).unwrap()];
-            let pause = Duration::from_micros(self.random.below(micros));
+            // Mostly a few legs of a message, so that the next fault falls into what runs now.
+            let leg = u64::try_from(self.cluster.shape.network.delay.end().as_micros()).unwrap();
+            let most = [2 * leg, 6 * leg, 20 * leg, 500_000];
+            let most = most[usize::try_from(self.random.below(4)).unwrap()];
+            let pause = Duration::from_micros(self.random.below(most));
             self.cluster.run_for(pause);
             self.take_fetched(seen);
         }
@@ -135,15 +137,12 @@ impl World {
 
     fn operate(&mut self, seen: &mut Seen) {
         match self.random.below(100) {
-            0..40 => {
-                let (a, b) = self.pair();
-                let (to, from) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
-                let blocks = self.blocks();
-                if self.cluster.nodes[to].is_some() {
-                    self.cluster.begin_fetch(to, from, &blocks);
+            0..45 => {
+                for _ in 0..=self.random.below(3) {
+                    self.begin_fetch();
                 }
             }
-            40..65 => {
+            45..65 => {
                 let (at, blocks) = (self.node(), self.blocks());
                 if let Some(node) = &mut self.cluster.nodes[at] {
                     for block in blocks {
@@ -168,18 +167,20 @@ impl World {
                 self.split.insert((a, b));
                 seen.partitions += 1;
             }
-            88..94 => {
+            88..93 => {
                 if let Some((a, b)) = self.split.pop_first() {
                     self.cluster.network.heal(endpoint(a), endpoint(b));
                 }
             }
-            94..97 => {
+            93..98 => {
                 let at = self.node();
                 if self.cluster.nodes[at].is_some() {
                     self.tally(at, seen);
                     self.cluster.crash(at);
                     seen.crashes += 1;
-                } else {
+                }
+                // Some come back at once, while their leases run.
+                if self.random.below(2) == 0 {
                     self.lives[at] += 1;
                     self.cluster.start(at);
                 }
@@ -190,6 +191,25 @@ impl World {
                 self.cluster.network.advance_to(self.cluster.now() + pause);
                 seen.stalls += 1;
             }
+        }
+    }
+
+    /// A fetch, mostly of blocks that the owner has.
+    fn begin_fetch(&mut self) {
+        let (a, b) = self.pair();
+        let (to, from) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
+        let mut blocks = self.blocks();
+        if let Some(owner) = &self.cluster.nodes[from] {
+            let residents = owner.residents();
+            for block in &mut blocks {
+                if !residents.is_empty() && self.random.below(8) > 0 {
+                    let at = self.random.below(residents.len() as u64);
+                    *block = block_of(&residents[usize::try_from(at).unwrap()].key);
+                }
+            }
+        }
+        if self.cluster.nodes[to].is_some() {
+            self.cluster.begin_fetch(to, from, &blocks);
         }
     }
 
