@@ -308,11 +308,13 @@ impl World {
         let steps = node.log.count(raised) as u64;
         assert_eq!(steps, readers, "node {at}: rank steps without a reader, or the reverse");
         self.steps += steps;
-        let landed = |event: &Event| match event {
-            Event::TransferSucceeded { blocks, .. } => *blocks,
-            _ => 0,
-        };
-        self.landed += node.log.sum(landed);
+        for blocks in 0..=6 {
+            let landed = |event: &Event| match event {
+                Event::TransferSucceeded { blocks: landed, .. } => *landed == blocks,
+                _ => false,
+            };
+            self.landed += blocks * node.log.count(landed) as u64;
+        }
         seen.steps += steps;
     }
 }

@@ -71,10 +71,6 @@ impl EventSink for Log {
 }
 
 impl Log {
-    pub(crate) fn sum(&self, of: impl Fn(&Event) -> u64) -> u64 {
-        self.0.lock().unwrap().iter().map(of).sum()
-    }
-
     pub(crate) fn count(&self, which: impl Fn(&Event) -> bool) -> usize {
         self.0.lock().unwrap().iter().filter(|event| which(event)).count()
     }

@@ -12,7 +12,7 @@ use crate::peer::{FetchOutcome, LocalNode, Peers};
 use crate::policy::Policy;
 use crate::protocol::{AbortReason, Loan, LoanEntry, Message, RanksStatus, SecretKey};
 use crate::store::{Store, StoreConfig};
-use crate::types::{EvictionRank, Generation, LeaseId, NodeEpoch, RequestId, Scope, Timestamp};
+use crate::types::{EvictionRank, Generation, LeaseId, NodeEpoch, RequestId, Scope};
 
 const A: usize = 0;
 const B: usize = 1;
