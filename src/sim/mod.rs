@@ -40,6 +40,7 @@
 #![forbid(unsafe_code)]
 
 mod fabric;
+mod happening;
 mod random;
 mod reads;
 mod state;

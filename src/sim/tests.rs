@@ -129,7 +129,8 @@ fn a_read_races_with_the_holder_and_may_be_torn() {
 
 #[test]
 fn keys_bounds_and_access_are_checked_and_a_failure_breaks_the_connection() {
-    let mut wrong: Vec<(&str, fn(&mut Pair) -> RemoteSpan)> = Vec::new();
+    type Wrong = fn(&mut Pair) -> RemoteSpan;
+    let mut wrong: Vec<(&str, Wrong)> = Vec::new();
     wrong.push(("key", |pair| RemoteSpan {
         rkey: pair.lent.rkey ^ 1,
         ..pair.lent.remote(0, 8).unwrap()

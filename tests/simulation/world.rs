@@ -14,6 +14,12 @@ const BLOCKS: u64 = 24;
 /// Things done in one run.
 const OPERATIONS: usize = 60;
 
+/// A number from the environment.
+#[expect(clippy::disallowed_methods, reason = "a test's replay is not a setting of the program")]
+pub(crate) fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
+
 /// What happened in all runs: a simulation in which nothing goes wrong proves nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
@@ -91,11 +97,12 @@ impl World {
         let nodes = 3 + usize::try_from(random.below(4)).unwrap();
         let mut shape = Shape { seed, ..Shape::default() };
         let micros = |bound: u64| Duration::from_micros(bound);
-        shape.network.delay = micros(10)..=micros([100, 2000, 20_000][seed as usize % 3]);
-        shape.network.drain = micros(10)..=micros([100, 50_000, 400_000][seed as usize / 3 % 3]);
+        let place = usize::try_from(seed).unwrap();
+        shape.network.delay = micros(10)..=micros([100, 2000, 20_000][place % 3]);
+        shape.network.drain = micros(10)..=micros([100, 50_000, 400_000][place / 3 % 3]);
         shape.network.reads_outstanding = 1 + usize::try_from(random.below(8)).unwrap();
-        shape.network.read_bytes = [100, 300, 4096][seed as usize / 9 % 3];
-        shape.pool_bytes = [4096, 8192][seed as usize / 27 % 2];
+        shape.network.read_bytes = [100, 300, 4096][place / 9 % 3];
+        shape.pool_bytes = [4096, 8192][place / 27 % 2];
         shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
         shape.peers.lease.leases_per_requester = 4;
         shape.peers.lease.bytes_per_requester = 4000;
