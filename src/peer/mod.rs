@@ -206,7 +206,11 @@ impl<L: Landing> Peers<L> {
         };
         let result = match &mut connection.state {
             State::Up { .. } => self.handle_up_message(on, message, landing, now),
-            State::Proven { held, .. } if held.len() < handshake::HELD_MAX => {
+            State::Proven { held, .. } => {
+                let waiting: usize = held.iter().map(Vec::len).sum();
+                if waiting + bytes.len() > handshake::HELD_BYTES_MAX {
+                    return self.close(on, Scope::Local);
+                }
                 held.push(bytes.to_vec());
                 Ok(())
             }
