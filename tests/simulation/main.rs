@@ -27,7 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use world::{World, setting};
 
 /// Seeds of a default run.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 250;
 
 #[test]
 fn nodes_survive_what_a_network_does_to_them() {

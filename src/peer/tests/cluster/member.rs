@@ -69,9 +69,8 @@ impl Member {
         Self { fabric, peers, landing, log, fetched: Vec::new(), events, reads, next_fetch: 1 }
     }
 
-    /// One round, as the data thread makes it.
-    pub(crate) fn turn(&mut self, now: Timestamp) {
-        self.carry_out(now);
+    /// The first half of a data thread's round: what happened.
+    pub(crate) fn listen(&mut self, now: Timestamp) {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
         self.fabric.poll(&mut events, Duration::ZERO).unwrap();
@@ -86,10 +85,10 @@ impl Member {
         if self.peers.poll_timeout().is_some_and(|deadline| deadline <= now) {
             self.peers.handle_timeout(&mut self.landing, now);
         }
-        self.carry_out(now);
     }
 
-    fn carry_out(&mut self, now: Timestamp) {
+    /// The other half: what is to be done about it.
+    pub(crate) fn carry_out(&mut self, now: Timestamp) {
         while let Some(output) = self.peers.poll_output() {
             self.carry_out_one(output, now);
         }

@@ -151,8 +151,14 @@ impl Cluster {
     /// Every node makes a round.
     pub(crate) fn turn(&mut self) {
         let now = self.now();
-        for node in self.nodes.iter_mut().flatten() {
-            node.turn(now);
+        for at in 0..self.nodes.len() {
+            if let Some(node) = &mut self.nodes[at] {
+                node.carry_out(now);
+                node.listen(now);
+                // Another thread may evict now, before any connection that must go is closed.
+                self.check_exposed();
+                self.node_mut(at).carry_out(now);
+            }
         }
     }
 
