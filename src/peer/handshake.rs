@@ -6,7 +6,7 @@
 //!
 //! **Two connections that were made at once.** The one that the node with the lower [`NodeId`]
 //! opened stays, and both ends come to that on their own, in whatever order the steps of the two
-//! fall: the lower node refuses the other's `Hello` while its own attempt runs, and lets a proven
+//! fall: the lower node refuses the other's `Hello` while its own is out, and lets a proven
 //! connection of the other wait while its own is up; the higher node closes its own for a proven
 //! one of the lower. A waiting connection is not always a loser, though: the other end may have lost
 //! the one that is up here. So the lower node pings that one: either it turns out to be dead, and
@@ -24,9 +24,9 @@ use crate::protocol::{
 };
 use crate::types::{NodeId, RequesterIndex, Scope, Timestamp};
 
-/// Messages that may wait on a connection that is proven and not up yet: an eager initiator's first
-/// lends.
-pub(super) const HELD_MAX: usize = 32;
+/// Bytes of messages that may wait on a connection that is proven and not up yet: an eager
+/// initiator's replays and first lends, of which each has up to 17 KiB. More closes it.
+pub(super) const HELD_BYTES_MAX: usize = 1 << 20;
 
 /// The other end of a connection, after its proof.
 struct Peer<'a> {
@@ -130,11 +130,11 @@ impl<L: Landing> Peers<L> {
     }
 
     fn handle_hello(&mut self, on: ConnectionId, hello: Introduction) {
-        let ours_is_on_its_way = self.dialing.contains(&hello.node)
-            || self.connections.values().any(|connection| match connection.state {
-                State::Opening { node } | State::Greeting { node, .. } => node == hello.node,
-                _ => false,
-            });
+        // Only an attempt that has reached the peer counts: one that never does must not keep the
+        // peer's own from coming up.
+        let ours_is_on_its_way = self.connections.values().any(|connection| {
+            matches!(connection.state, State::Greeting { node, .. } if node == hello.node)
+        });
         if hello.node == self.local.node {
             self.reject(on, RejectReason::SameNode);
         } else if self.draining {

@@ -5,7 +5,7 @@
 //! and answers a lend within the event that brought it: no hop to another thread, no lock of its
 //! own, and no allocation once its buffers have grown.
 //!
-//! - [`handshake`](self::handshake) brings connections up and takes them down.
+//! - [`handshake`](self::handshake) brings connections up, [`closing`](self::closing) takes them down.
 //! - [`holder`](self::holder) lends: leases, their expiry, the rank steps of completions.
 //! - [`requester`](self::requester) borrows: lend, read, complete, publish.
 //!
@@ -14,6 +14,7 @@
 //! access" (invariant 2) is to close one connection and wait for its end.
 #![forbid(unsafe_code)]
 
+mod closing;
 mod connection;
 mod fetch;
 mod handshake;
@@ -34,13 +35,11 @@ pub use landing::{Landing, Published};
 pub use outbox::Output;
 pub use requester::RequesterConfig;
 
-use crate::event::{Event, EventSink};
-use crate::fabric::{Capabilities, CloseReason, ConnectionId, FabricEvent, ReadBatch};
+use crate::event::EventSink;
+use crate::fabric::{Capabilities, ConnectionId, FabricEvent, ReadBatch};
 use crate::lease::{Borrower, Completion, LeaseConfig, LeaseConfigError, Usage};
 use crate::limits;
-use crate::protocol::{
-    DecodeError, GoodbyeReason, Message, RegionEntry, RejectReason, SecretKey, decode,
-};
+use crate::protocol::{DecodeError, Message, RegionEntry, RejectReason, SecretKey, decode};
 use crate::store::Store;
 use crate::transfer::Transfers;
 use crate::types::{NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
@@ -207,7 +206,11 @@ impl<L: Landing> Peers<L> {
         };
         let result = match &mut connection.state {
             State::Up { .. } => self.handle_up_message(on, message, landing, now),
-            State::Proven { held, .. } if held.len() < handshake::HELD_MAX => {
+            State::Proven { held, .. } => {
+                let waiting: usize = held.iter().map(Vec::len).sum();
+                if waiting + bytes.len() > handshake::HELD_BYTES_MAX {
+                    return self.close(on, Scope::Local);
+                }
                 held.push(bytes.to_vec());
                 Ok(())
             }
@@ -256,59 +259,6 @@ impl<L: Landing> Peers<L> {
         Ok(())
     }
 
-    fn handle_violation(&mut self, on: ConnectionId) {
-        self.sink.emit(Event::ProtocolViolation);
-        self.outbox.send(on, &Message::Goodbye { reason: GoodbyeReason::Violation });
-        self.close(on, Scope::Peer);
-    }
-
-    /// Asks the fabric to break a connection; it counts as closing from now on.
-    fn close(&mut self, on: ConnectionId, scope: Scope) {
-        if let Some(connection) = self.connections.get_mut(&on)
-            && !matches!(connection.state, State::Closing { .. })
-        {
-            let (remote, led_to) = (connection.remote().cloned(), connection.leads_to());
-            connection.state = State::Closing { remote, led_to, scope };
-            self.outbox.push(Output::Close { connection: on });
-        }
-    }
-
-    fn handle_closed(
-        &mut self,
-        on: ConnectionId,
-        reason: CloseReason,
-        landing: &mut L,
-        now: Timestamp,
-    ) {
-        let Some(connection) = self.connections.remove(&on) else {
-            return;
-        };
-        let scope = match connection.state {
-            State::Closing { scope, .. } => scope,
-            _ => reason.scope(),
-        };
-        let led_to = connection.led_to();
-        let another = led_to.is_some_and(|node| self.leads_to(node));
-        self.requester.handle_closed(on, (scope, another), &*self.sink);
-        self.settle(landing, now);
-        if let Some(remote) = connection.remote() {
-            self.sink.emit(Event::PeerDisconnected { scope });
-            let still_there = |other: &Connection| {
-                other.remote().is_some_and(|other| other.requester == remote.requester)
-            };
-            if !self.connections.values().any(still_there) {
-                self.holder.handle_cut(remote.requester);
-                // What fell due meanwhile was lent over the connection that is gone: it must not
-                // cost the next one.
-                self.cut_expired(now);
-            }
-        }
-        if let Some(node) = led_to.filter(|_| !another) {
-            self.requester.handle_unreachable(node, scope, &*self.sink);
-        }
-        self.raise_proven(landing, now);
-    }
-
     /// Deadlines: of fetches, leases, handshakes and silent peers.
     pub fn handle_timeout(&mut self, landing: &mut L, now: Timestamp) {
         self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
@@ -316,49 +266,6 @@ impl<L: Landing> Peers<L> {
         self.check_silence(now);
         self.cut_expired(now);
         self.raise_proven(landing, now);
-    }
-
-    /// Cuts off requesters whose leases have expired (invariant 2).
-    fn cut_expired(&mut self, now: Timestamp) {
-        while let Some(requester) = self.holder.poll_cut(now) {
-            let theirs = |connection: &Connection| {
-                connection.remote().is_some_and(|remote| remote.requester == requester)
-            };
-            let cut: Vec<_> = self
-                .connections
-                .iter()
-                .filter(|(_, connection)| theirs(connection))
-                .map(|(id, _)| *id)
-                .collect();
-            if cut.is_empty() {
-                self.holder.handle_cut(requester);
-            }
-            for connection in cut {
-                self.close(connection, Scope::Peer);
-            }
-        }
-    }
-
-    fn check_silence(&mut self, now: Timestamp) {
-        let mut silent = Vec::new();
-        for (&id, connection) in &mut self.connections {
-            if connection.is_shaking_hands() {
-                if now.since(connection.opened) >= limits::HANDSHAKE_TIMEOUT {
-                    silent.push(id);
-                }
-            } else if matches!(connection.state, State::Up { .. }) {
-                let quiet = now.since(connection.heard);
-                if quiet >= limits::PING_INTERVAL * 3 {
-                    silent.push(id);
-                } else if quiet.min(now.since(connection.pinged)) >= limits::PING_INTERVAL {
-                    connection.pinged = now;
-                    self.outbox.send(id, &Message::Ping { token: now.as_nanos() });
-                }
-            }
-        }
-        for id in silent {
-            self.close(id, Scope::Path);
-        }
     }
 
     fn break_and_settle(&mut self, landing: &mut L, now: Timestamp) {
@@ -446,15 +353,6 @@ impl<L: Landing> Peers<L> {
     pub fn drain(&mut self) {
         self.draining = true;
         self.holder.drain();
-    }
-
-    /// Says goodbye to everyone and closes.
-    pub fn shut_down(&mut self) {
-        let all: Vec<_> = self.connections.keys().copied().collect();
-        for connection in all {
-            self.outbox.send(connection, &Message::Goodbye { reason: GoodbyeReason::Shutdown });
-            self.close(connection, Scope::Local);
-        }
     }
 
     /// Fetches that are not over, and transfers whose memory may still be written to.

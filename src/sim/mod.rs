@@ -43,6 +43,7 @@
 
 mod fabric;
 pub mod fault;
+mod happening;
 mod random;
 mod reads;
 mod state;

@@ -8,8 +8,7 @@ use super::random::Random;
 use super::reads::Read;
 use super::{SimConfig, SimEndpoint};
 use crate::fabric::{
-    Access, CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricError,
-    FabricEvent, Region, RegionId,
+    Access, CloseReason, ConnectionId, EventBatch, FabricError, FabricEvent, Region, RegionId,
 };
 use crate::limits;
 use crate::memory::Mapping;
@@ -52,7 +51,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) node: SimEndpoint,
-    life: u32,
+    pub(super) life: u32,
     /// The node at the other end, and that end where it exists.
     pub(super) toward: SimEndpoint,
     pub(super) other: Option<usize>,
@@ -61,7 +60,7 @@ pub(super) struct End {
     /// When the latest message to this end arrives; no later one overtakes it.
     arrives: Timestamp,
     /// Messages of this end that are on their way.
-    under_way: usize,
+    pub(super) under_way: usize,
     pub(super) reads: Vec<Read>,
 }
 
@@ -77,10 +76,10 @@ pub(super) struct Registered {
 #[derive(Debug, Default)]
 pub(super) struct Node {
     /// Which start of it.
-    life: u32,
+    pub(super) life: u32,
     pub(super) regions: Vec<Registered>,
     registered: u16,
-    inbox: VecDeque<(FabricEvent, Vec<u8>)>,
+    pub(super) inbox: VecDeque<(FabricEvent, Vec<u8>)>,
 }
 
 #[derive(Debug)]
@@ -94,12 +93,12 @@ pub(super) struct State {
     agenda: BTreeMap<(Timestamp, u64), Action>,
     /// Numbers what is put on the agenda, and READs.
     pub(super) counter: u64,
-    partitions: BTreeSet<(SimEndpoint, SimEndpoint)>,
+    pub(super) partitions: BTreeSet<(SimEndpoint, SimEndpoint)>,
     /// What arrived at a partition, in order.
-    stalled: Vec<((SimEndpoint, SimEndpoint), Action)>,
+    pub(super) stalled: Vec<((SimEndpoint, SimEndpoint), Action)>,
 }
 
-fn pair(a: SimEndpoint, b: SimEndpoint) -> (SimEndpoint, SimEndpoint) {
+pub(super) fn pair(a: SimEndpoint, b: SimEndpoint) -> (SimEndpoint, SimEndpoint) {
     (a.min(b), a.max(b))
 }
 
@@ -214,7 +213,7 @@ impl State {
         self.at(self.now + delay, action);
     }
 
-    fn at(&mut self, when: Timestamp, action: Action) {
+    pub(super) fn at(&mut self, when: Timestamp, action: Action) {
         self.counter += 1;
         self.agenda.insert((when, self.counter), action);
     }
@@ -242,7 +241,7 @@ impl State {
         Ok(Self::id(end, life))
     }
 
-    fn add_end(
+    pub(super) fn add_end(
         &mut self,
         (node, life): (SimEndpoint, u32),
         toward: SimEndpoint,
@@ -262,7 +261,7 @@ impl State {
         self.ends.len() - 1
     }
 
-    fn id(end: usize, life: u32) -> ConnectionId {
+    pub(super) fn id(end: usize, life: u32) -> ConnectionId {
         ConnectionId { slot: u32::try_from(end).unwrap_or(u32::MAX), generation: life }
     }
 
@@ -315,7 +314,7 @@ impl State {
     }
 
     /// When something that is sent to an end arrives there: after what was sent before.
-    fn in_order(&mut self, to: usize, soonest: Timestamp) -> Timestamp {
+    pub(super) fn in_order(&mut self, to: usize, soonest: Timestamp) -> Timestamp {
         let Some(end) = self.ends.get_mut(to) else {
             return soonest;
         };
@@ -352,7 +351,7 @@ impl State {
         }
     }
 
-    fn tell_gone(&mut self, end: usize, reason: CloseReason) {
+    pub(super) fn tell_gone(&mut self, end: usize, reason: CloseReason) {
         let soonest = self.now + self.delay();
         let when = self.in_order(end, soonest);
         self.at(when, Action::Gone { end, reason });
@@ -387,144 +386,5 @@ impl State {
         let open = |index: usize| self.ends.get(index).is_some_and(|end| end.phase == Phase::Open);
         let from_a = |end: &&End| end.node == a && end.toward == b && end.phase == Phase::Open;
         self.ends.iter().filter(from_a).filter(|end| end.other.is_some_and(open)).count()
-    }
-
-    // What happens.
-
-    fn perform(&mut self, action: Action) {
-        let Some(action) = self.stall(action) else {
-            return;
-        };
-        match action {
-            Action::Connect { from, to } => self.accept(from, to),
-            Action::Connected { end } => self.connected(end),
-            Action::Message { end, bytes } => self.arrive(end, bytes),
-            Action::Serve { end, read, half } => self.serve(end, read, half),
-            Action::Land { end, read } => self.land(end, read),
-            Action::Gone { end, reason } => self.break_end(end, reason),
-            Action::GiveUp { end } => self.give_up(end),
-            Action::Flush { end } => self.flush(end),
-        }
-    }
-
-    /// Holds an action back where a partition lies in its way.
-    fn stall(&mut self, action: Action) -> Option<Action> {
-        let (through, sender) = match &action {
-            Action::Connect { from, .. } => (*from, Some(*from)),
-            Action::Message { end, .. } => (*end, self.ends.get(*end).and_then(|end| end.other)),
-            Action::Serve { end, .. } | Action::Land { end, .. } => (*end, Some(*end)),
-            Action::Connected { end } | Action::Gone { end, .. } => (*end, None),
-            Action::GiveUp { .. } | Action::Flush { .. } => return Some(action),
-        };
-        let Some(end) = self.ends.get(through) else {
-            return Some(action);
-        };
-        let between = pair(end.node, end.toward);
-        if !self.partitions.contains(&between) {
-            return Some(action);
-        }
-        // News of a closed connection is sent once and lost.
-        if !matches!(action, Action::Gone { .. }) {
-            self.stalled.push((between, action));
-        }
-        if let Some(sender) = sender {
-            self.after(self.config.give_up, Action::GiveUp { end: sender });
-        }
-        None
-    }
-
-    fn give_up(&mut self, index: usize) {
-        let Some(end) = self.ends.get(index) else {
-            return;
-        };
-        if self.partitions.contains(&pair(end.node, end.toward)) {
-            self.break_end(index, CloseReason::Unreachable);
-        }
-    }
-
-    fn accept(&mut self, from: usize, to: SimEndpoint) {
-        let Some(caller) = self.ends.get(from).filter(|end| end.phase == Phase::Connecting) else {
-            return;
-        };
-        let caller_at = caller.node;
-        let Some(life) = self.nodes.get(&to).map(|node| node.life) else {
-            self.break_end(from, CloseReason::Unreachable);
-            return;
-        };
-        let accepted = self.add_end((to, life), caller_at, Phase::Open);
-        if let Some(end) = self.ends.get_mut(accepted) {
-            end.other = Some(from);
-        }
-        if let Some(caller) = self.ends.get_mut(from) {
-            caller.other = Some(accepted);
-        }
-        let connection = Self::id(accepted, life);
-        self.tell(accepted, FabricEvent::Accepted { connection }, Vec::new());
-        let soonest = self.now + self.delay();
-        let when = self.in_order(from, soonest);
-        self.at(when, Action::Connected { end: from });
-    }
-
-    fn connected(&mut self, index: usize) {
-        if let Some(end) = self.ends.get_mut(index).filter(|end| end.phase == Phase::Connecting) {
-            end.phase = Phase::Open;
-            let connection = Self::id(index, end.life);
-            self.tell(index, FabricEvent::Connected { connection }, Vec::new());
-        }
-    }
-
-    fn arrive(&mut self, index: usize, bytes: Vec<u8>) {
-        let Some(end) = self.ends.get(index) else {
-            return;
-        };
-        let (other, open, life) = (end.other, end.phase == Phase::Open, end.life);
-        if let Some(sender) = other.and_then(|other| self.ends.get_mut(other)) {
-            sender.under_way = sender.under_way.saturating_sub(1);
-        }
-        if open {
-            let connection = Self::id(index, life);
-            let event = FabricEvent::Message { connection, start: 0, end: 0 };
-            self.tell(index, event, bytes);
-        } else if let Some(other) = other {
-            // The answer to a message on a connection that is no more.
-            self.tell_gone(other, CloseReason::Unreachable);
-        }
-    }
-
-    fn flush(&mut self, index: usize) {
-        let Some(end) = self.ends.get_mut(index) else {
-            return;
-        };
-        let Phase::Closing(reason) = end.phase else {
-            return;
-        };
-        end.phase = Phase::Closed;
-        let connection = Self::id(index, end.life);
-        for read in std::mem::take(&mut end.reads) {
-            let (wr_id, status) = (read.wr_id, CompletionStatus::Flushed);
-            let flushed = FabricEvent::Completed(Completion { connection, wr_id, status });
-            self.tell(index, flushed, Vec::new());
-        }
-        self.tell(index, FabricEvent::Closed { connection, reason }, Vec::new());
-    }
-
-    pub(super) fn complete(&mut self, index: usize, read: &Read, status: CompletionStatus) {
-        let Some(end) = self.ends.get(index) else {
-            return;
-        };
-        let (connection, wr_id) = (Self::id(index, end.life), read.wr_id);
-        let event = FabricEvent::Completed(Completion { connection, wr_id, status });
-        self.tell(index, event, Vec::new());
-    }
-
-    /// Puts an event where its node's next poll finds it.
-    fn tell(&mut self, index: usize, event: FabricEvent, bytes: Vec<u8>) {
-        let Some(end) = self.ends.get(index) else {
-            return;
-        };
-        let life = end.life;
-        if let Some(node) = self.nodes.get_mut(&end.node).filter(|node| node.life == life) {
-            node.inbox.push_back((event, bytes));
-        }
     }
 }

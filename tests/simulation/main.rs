@@ -15,22 +15,19 @@ mod krate {
     };
 }
 
-#[path = "../../src/peer/tests/cluster.rs"]
-#[expect(dead_code, reason = "the tests of the peer core use more of it")]
+#[cfg(test)]
+#[path = "../../src/peer/tests/cluster/mod.rs"]
+#[expect(dead_code, unused_imports, reason = "the tests of the peer core use more of it")]
 mod cluster;
+#[cfg(test)]
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use world::World;
+use world::{World, setting};
 
 /// Seeds of a default run.
-const SEEDS: u64 = 300;
-
-#[expect(clippy::disallowed_methods, reason = "a test's replay is not a setting of the program")]
-fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
-}
+const SEEDS: u64 = 250;
 
 #[test]
 fn nodes_survive_what_a_network_does_to_them() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Shape, endpoint};
+use crate::cluster::{Cluster, Shape, block_of, endpoint};
 use crate::krate::event::{Event, LeaseEnd};
 use crate::krate::peer::{FetchOutcome, Fetched};
 use crate::krate::types::{ResidentId, Scope};
@@ -13,6 +13,12 @@ const BLOCKS: u64 = 24;
 
 /// Things done in one run.
 const OPERATIONS: usize = 60;
+
+/// A number from the environment.
+#[expect(clippy::disallowed_methods, reason = "a test's replay is not a setting of the program")]
+pub(crate) fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
 
 /// What happened in all runs: a simulation in which nothing goes wrong proves nothing.
 #[derive(Debug, Default)]
@@ -91,11 +97,12 @@ impl World {
         let nodes = 3 + usize::try_from(random.below(4)).unwrap();
         let mut shape = Shape { seed, ..Shape::default() };
         let micros = |bound: u64| Duration::from_micros(bound);
-        shape.network.delay = micros(10)..=micros([100, 2000, 20_000][seed as usize % 3]);
-        shape.network.drain = micros(10)..=micros([100, 50_000, 400_000][seed as usize / 3 % 3]);
+        let place = usize::try_from(seed).unwrap();
+        shape.network.delay = micros(10)..=micros([100, 2000, 20_000][place % 3]);
+        shape.network.drain = micros(10)..=micros([100, 50_000, 400_000][place / 3 % 3]);
         shape.network.reads_outstanding = 1 + usize::try_from(random.below(8)).unwrap();
-        shape.network.read_bytes = [100, 300, 4096][seed as usize / 9 % 3];
-        shape.pool_bytes = [4096, 8192][seed as usize / 27 % 2];
+        shape.network.read_bytes = [100, 300, 4096][place / 9 % 3];
+        shape.pool_bytes = [4096, 8192][place / 27 % 2];
         shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
         shape.peers.lease.leases_per_requester = 4;
         shape.peers.lease.bytes_per_requester = 4000;
@@ -123,9 +130,11 @@ impl World {
     pub(crate) fn run(&mut self, seen: &mut Seen) {
         for _ in 0..OPERATIONS {
             self.operate(seen);
-            let micros =
-                [50, 1000, 30_000, 400_000][usize::try_from(self.random.below(4)).unwrap()];
-            let pause = Duration::from_micros(self.random.below(micros));
+            // Mostly a few legs of a message, so that the next fault falls into what runs now.
+            let leg = u64::try_from(self.cluster.shape.network.delay.end().as_micros()).unwrap();
+            let most = [2 * leg, 6 * leg, 20 * leg, 500_000];
+            let most = most[usize::try_from(self.random.below(4)).unwrap()];
+            let pause = Duration::from_micros(self.random.below(most));
             self.cluster.run_for(pause);
             self.take_fetched(seen);
         }
@@ -135,15 +144,12 @@ impl World {
 
     fn operate(&mut self, seen: &mut Seen) {
         match self.random.below(100) {
-            0..40 => {
-                let (a, b) = self.pair();
-                let (to, from) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
-                let blocks = self.blocks();
-                if self.cluster.nodes[to].is_some() {
-                    self.cluster.begin_fetch(to, from, &blocks);
+            0..45 => {
+                for _ in 0..=self.random.below(3) {
+                    self.begin_fetch();
                 }
             }
-            40..65 => {
+            45..65 => {
                 let (at, blocks) = (self.node(), self.blocks());
                 if let Some(node) = &mut self.cluster.nodes[at] {
                     for block in blocks {
@@ -168,18 +174,20 @@ impl World {
                 self.split.insert((a, b));
                 seen.partitions += 1;
             }
-            88..94 => {
+            88..93 => {
                 if let Some((a, b)) = self.split.pop_first() {
                     self.cluster.network.heal(endpoint(a), endpoint(b));
                 }
             }
-            94..97 => {
+            93..98 => {
                 let at = self.node();
                 if self.cluster.nodes[at].is_some() {
                     self.tally(at, seen);
                     self.cluster.crash(at);
                     seen.crashes += 1;
-                } else {
+                }
+                // Some come back at once, while their leases run.
+                if self.random.below(2) == 0 {
                     self.lives[at] += 1;
                     self.cluster.start(at);
                 }
@@ -190,6 +198,25 @@ impl World {
                 self.cluster.network.advance_to(self.cluster.now() + pause);
                 seen.stalls += 1;
             }
+        }
+    }
+
+    /// A fetch, mostly of blocks that the owner has.
+    fn begin_fetch(&mut self) {
+        let (a, b) = self.pair();
+        let (to, from) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
+        let mut blocks = self.blocks();
+        if let Some(owner) = &self.cluster.nodes[from] {
+            let residents = owner.residents();
+            for block in &mut blocks {
+                if !residents.is_empty() && self.random.below(8) > 0 {
+                    let at = self.random.below(residents.len() as u64);
+                    *block = block_of(&residents[usize::try_from(at).unwrap()].key);
+                }
+            }
+        }
+        if self.cluster.nodes[to].is_some() {
+            self.cluster.begin_fetch(to, from, &blocks);
         }
     }
 
@@ -288,11 +315,13 @@ impl World {
         let steps = node.log.count(raised) as u64;
         assert_eq!(steps, readers, "node {at}: rank steps without a reader, or the reverse");
         self.steps += steps;
-        let landed = |event: &Event| match event {
-            Event::TransferSucceeded { blocks, .. } => *blocks,
-            _ => 0,
-        };
-        self.landed += node.log.sum(landed);
+        for blocks in 0..=6 {
+            let landed = |event: &Event| match event {
+                Event::TransferSucceeded { blocks: landed, .. } => *landed == blocks,
+                _ => false,
+            };
+            self.landed += blocks * node.log.count(landed) as u64;
+        }
         seen.steps += steps;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::cluster::{Cluster, Shape, bytes_of, endpoint, is_failed, is_ready};
+use super::cluster::{Cluster, Shape, bytes_of, endpoint, is_failed, is_ready, node_id};
 use super::stranger::Stranger;
 use crate::event::{Discard, Event};
 use crate::fabric::{Capabilities, ConnectionId, RemoteSpan};
@@ -12,7 +12,7 @@ use crate::peer::{FetchOutcome, LocalNode, Peers};
 use crate::policy::Policy;
 use crate::protocol::{AbortReason, Loan, LoanEntry, Message, RanksStatus, SecretKey};
 use crate::store::{Store, StoreConfig};
-use crate::types::{EvictionRank, Generation, LeaseId, NodeEpoch, RequestId, Scope, Timestamp};
+use crate::types::{EvictionRank, Generation, LeaseId, NodeEpoch, RequestId, Scope};
 
 const A: usize = 0;
 const B: usize = 1;
@@ -241,6 +241,37 @@ fn no_renewal_moves_a_read_beyond_its_own_timeout() {
 }
 
 #[test]
+fn a_reconnect_gives_back_what_is_read_no_more() {
+    let mut cluster = Cluster::new(2, Shape::default());
+    cluster.save(A, &[1, 2]);
+    let id = cluster.begin_fetch(B, A, &[1]);
+    let reading = |cluster: &Cluster| !cluster.network.exposed().is_empty();
+    cluster.run_until(Duration::from_secs(1), reading);
+    cluster.network.reset(endpoint(A), endpoint(B));
+    assert!(!is_ready(&cluster.finish(B, id).outcomes[0]));
+    cluster.run_for(Duration::from_millis(20));
+    assert_eq!(cluster.node(A).leases(), 1);
+    assert!(is_ready(&cluster.fetch(B, A, &[2])[0]));
+    assert_eq!((cluster.node(A).leases(), cluster.node(A).pins(1)), (0, 0));
+    assert_eq!(cluster.node(A).rank(1), 1);
+}
+
+#[test]
+fn a_node_that_cannot_reach_its_peer_is_reached_by_it() {
+    let mut cluster = Cluster::new(1, Shape::default());
+    cluster.network.partition(endpoint(A), endpoint(B));
+    cluster.begin_fetch(A, B, &[1]);
+    cluster.turn();
+    // The peer comes by another way, while A's attempt hangs.
+    let mut peer = Stranger::new(&cluster, 2);
+    peer.node = node_id(B);
+    let on = peer.shake_hands(&mut cluster, A);
+    peer.hear_a(&mut cluster, on, |message| matches!(message, Message::Lend { .. }));
+    assert!(cluster.network.next_event().is_some(), "the attempt has ended");
+    assert!(cluster.now().as_nanos() < 1_000_000_000);
+}
+
+#[test]
 fn an_unreachable_owner_fails_the_fetch_at_once_and_the_path_is_to_blame() {
     let mut cluster = Cluster::new(2, Shape::default());
     cluster.crash(A);
@@ -318,7 +349,7 @@ fn a_margin_that_leaves_no_time_to_read_is_refused() {
         let capabilities =
             Capabilities { transport: "none", reads_outstanding: 1, segments: 1, read_bytes: 1 };
         let local = LocalNode {
-            node: super::cluster::node_id(0),
+            node: node_id(0),
             epoch: NodeEpoch(1),
             requester: super::cluster::requester_id(0),
             secret: SecretKey::derive(b""),

@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use super::cluster::{
-    Cluster, Member, Shape, endpoint, is_failed, is_ready, node_id, requester_id,
+    Cluster, Member, Shape, endpoint, is_failed, is_ready, key_of, node_id, requester_id,
 };
 use super::stranger::Stranger;
 use crate::event::Event;
 use crate::fabric::{CloseReason, CompletionStatus, ConnectionId, Fabric, FabricEvent, RemoteSpan};
 use crate::limits;
 use crate::peer::{FetchOutcome, LocalNode};
-use crate::protocol::{GoodbyeReason, Message, PROTOCOL_VERSION, RejectReason, Role, SecretKey};
-use crate::types::{NodeEpoch, NodeId, Scope};
+use crate::protocol::{
+    GoodbyeReason, HashEntry, Message, PROTOCOL_VERSION, RejectReason, Role, SecretKey,
+};
+use crate::types::{NodeEpoch, NodeId, RequestId, Scope};
 
 const A: usize = 0;
 const B: usize = 1;
@@ -115,8 +117,14 @@ fn simultaneous_connects_leave_one_connection_and_both_fetches_succeed() {
         assert!(is_ready(&b.outcomes[0]), "seed {seed}: {b:?}");
         cluster.run_for(Duration::from_millis(50));
         assert_eq!(cluster.network.connections(endpoint(A), endpoint(B)), 1, "seed {seed}");
-        assert!(cluster.node(A).peers.connected().map(|(node, _)| node).eq([node_id(B)]), "seed {seed}");
-        assert!(cluster.node(B).peers.connected().map(|(node, _)| node).eq([node_id(A)]), "seed {seed}");
+        assert!(
+            cluster.node(A).peers.connected().map(|(node, _)| node).eq([node_id(B)]),
+            "seed {seed}"
+        );
+        assert!(
+            cluster.node(B).peers.connected().map(|(node, _)| node).eq([node_id(A)]),
+            "seed {seed}"
+        );
         assert_eq!((cluster.node(A).rank(1), cluster.node(B).rank(2)), (2, 2), "seed {seed}");
     }
 }
@@ -142,7 +150,10 @@ fn simultaneous_connects_are_resolved_whichever_steps_of_them_are_slow() {
         assert!(is_ready(&two.outcomes[0]), "seed {seed}: {two:?}");
         cluster.run_for(Duration::from_millis(500));
         assert_eq!(cluster.network.connections(endpoint(A), endpoint(B)), 1, "seed {seed}");
-        assert!(cluster.node(A).peers.connected().map(|(node, _)| node).eq([node_id(B)]), "seed {seed}");
+        assert!(
+            cluster.node(A).peers.connected().map(|(node, _)| node).eq([node_id(B)]),
+            "seed {seed}"
+        );
     }
 }
 
@@ -373,9 +384,34 @@ fn eager_messages_wait_until_the_old_connection_has_drained() {
     cluster.run_for(Duration::from_millis(10));
     let began = cluster.now();
     let on = stranger.shake_hands(&mut cluster, A);
+    for token in 0..200 {
+        stranger.say(on, &Message::Ping { token });
+    }
     let (_, loans) = stranger.lend(&mut cluster, on, &[1]);
     assert!(loans[0].loan().is_ready());
     assert!(cluster.now().since(began) >= Duration::from_millis(300));
+}
+
+#[test]
+fn what_may_wait_for_an_old_connection_to_drain_is_bounded() {
+    let mut shape = Shape::default();
+    shape.network.drain = Duration::from_secs(2)..=Duration::from_secs(2);
+    let mut cluster = Cluster::new(1, shape);
+    let mut stranger = Stranger::new(&cluster, B);
+    stranger.shake_hands(&mut cluster, A);
+    cluster.run_for(Duration::from_millis(10));
+    let on = stranger.shake_hands(&mut cluster, A);
+    let hashes = vec![HashEntry::from(key_of(1).hash); limits::LEND_BLOCKS_MAX];
+    let namespace = key_of(1).namespace;
+    for request in 0..100 {
+        let request = RequestId(request);
+        stranger.say(on, &Message::Lend { request, namespace, hashes: &hashes });
+    }
+    let began = cluster.now();
+    let none = |c: &Cluster| c.network.connections(endpoint(A), endpoint(B)) == 0;
+    cluster.run_until(Duration::from_secs(1), none);
+    assert!(cluster.now().since(began) < Duration::from_millis(100));
+    assert_eq!(cluster.node(A).log.count(|event| *event == Event::ProtocolViolation), 0);
 }
 
 #[test]

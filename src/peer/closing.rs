@@ -1,0 +1,118 @@
+//! How connections end, and what ends with them.
+
+use super::Peers;
+use super::connection::{Connection, State};
+use super::landing::Landing;
+use super::outbox::Output;
+use crate::event::Event;
+use crate::fabric::{CloseReason, ConnectionId};
+use crate::limits;
+use crate::protocol::{GoodbyeReason, Message};
+use crate::types::{Scope, Timestamp};
+
+impl<L: Landing> Peers<L> {
+    pub(super) fn handle_violation(&mut self, on: ConnectionId) {
+        self.sink.emit(Event::ProtocolViolation);
+        self.outbox.send(on, &Message::Goodbye { reason: GoodbyeReason::Violation });
+        self.close(on, Scope::Peer);
+    }
+
+    /// Asks the fabric to break a connection; it counts as closing from now on.
+    pub(super) fn close(&mut self, on: ConnectionId, scope: Scope) {
+        if let Some(connection) = self.connections.get_mut(&on)
+            && !matches!(connection.state, State::Closing { .. })
+        {
+            let (remote, led_to) = (connection.remote().cloned(), connection.leads_to());
+            connection.state = State::Closing { remote, led_to, scope };
+            self.outbox.push(Output::Close { connection: on });
+        }
+    }
+
+    pub(super) fn handle_closed(
+        &mut self,
+        on: ConnectionId,
+        reason: CloseReason,
+        landing: &mut L,
+        now: Timestamp,
+    ) {
+        let Some(connection) = self.connections.remove(&on) else {
+            return;
+        };
+        let scope = match connection.state {
+            State::Closing { scope, .. } => scope,
+            _ => reason.scope(),
+        };
+        let led_to = connection.led_to();
+        let another = led_to.is_some_and(|node| self.leads_to(node));
+        self.requester.handle_closed(on, (scope, another), &*self.sink);
+        self.settle(landing, now);
+        if let Some(remote) = connection.remote() {
+            self.sink.emit(Event::PeerDisconnected { scope });
+            let still_there = |other: &Connection| {
+                other.remote().is_some_and(|other| other.requester == remote.requester)
+            };
+            if !self.connections.values().any(still_there) {
+                self.holder.handle_cut(remote.requester);
+                // What fell due meanwhile was lent over the connection that is gone: it must not
+                // cost the next one.
+                self.cut_expired(now);
+            }
+        }
+        if let Some(node) = led_to.filter(|_| !another) {
+            self.requester.handle_unreachable(node, scope, &*self.sink);
+        }
+        self.raise_proven(landing, now);
+    }
+
+    /// Cuts off requesters whose leases have expired (invariant 2).
+    pub(super) fn cut_expired(&mut self, now: Timestamp) {
+        while let Some(requester) = self.holder.poll_cut(now) {
+            let theirs = |connection: &Connection| {
+                connection.remote().is_some_and(|remote| remote.requester == requester)
+            };
+            let cut: Vec<_> = self
+                .connections
+                .iter()
+                .filter(|(_, connection)| theirs(connection))
+                .map(|(id, _)| *id)
+                .collect();
+            if cut.is_empty() {
+                self.holder.handle_cut(requester);
+            }
+            for connection in cut {
+                self.close(connection, Scope::Peer);
+            }
+        }
+    }
+
+    pub(super) fn check_silence(&mut self, now: Timestamp) {
+        let mut silent = Vec::new();
+        for (&id, connection) in &mut self.connections {
+            if connection.is_shaking_hands() {
+                if now.since(connection.opened) >= limits::HANDSHAKE_TIMEOUT {
+                    silent.push(id);
+                }
+            } else if matches!(connection.state, State::Up { .. }) {
+                let quiet = now.since(connection.heard);
+                if quiet >= limits::PING_INTERVAL * 3 {
+                    silent.push(id);
+                } else if quiet.min(now.since(connection.pinged)) >= limits::PING_INTERVAL {
+                    connection.pinged = now;
+                    self.outbox.send(id, &Message::Ping { token: now.as_nanos() });
+                }
+            }
+        }
+        for id in silent {
+            self.close(id, Scope::Path);
+        }
+    }
+
+    /// Says goodbye to everyone and closes.
+    pub fn shut_down(&mut self) {
+        let all: Vec<_> = self.connections.keys().copied().collect();
+        for connection in all {
+            self.outbox.send(connection, &Message::Goodbye { reason: GoodbyeReason::Shutdown });
+            self.close(connection, Scope::Local);
+        }
+    }
+}

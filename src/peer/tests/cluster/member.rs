@@ -1,0 +1,170 @@
+//! One running node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::krate::event::EventSink;
+use super::super::krate::fabric::{Access, EventBatch, Fabric, FabricEvent, ReadBatch};
+use super::super::krate::memory::{HostPool, PoolOptions};
+use super::super::krate::peer::{FetchId, FetchRequest, Fetched, LocalNode, Output, Peers};
+use super::super::krate::policy::Policy;
+use super::super::krate::protocol::{RegionEntry, SecretKey};
+use super::super::krate::sim::{SimEndpoint, SimFabric, SimNetwork};
+use super::super::krate::store::{ResidentView, Store, StoreConfig};
+use super::super::krate::types::{NodeEpoch, PoolId, Timestamp};
+use super::landing::TestLanding;
+use super::{Log, Shape, block_of, bytes_of, endpoint, key_of, node_id, requester_id};
+
+/// One running node.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) fabric: SimFabric,
+    pub(crate) peers: Peers<TestLanding>,
+    pub(crate) landing: TestLanding,
+    pub(crate) log: Arc<Log>,
+    pub(crate) fetched: Vec<Fetched>,
+    events: EventBatch,
+    reads: ReadBatch,
+    next_fetch: u64,
+}
+
+impl Member {
+    pub(crate) fn new(network: &SimNetwork, shape: &Shape, at: usize, life: u64) -> Self {
+        let secret = SecretKey::derive(b"secret");
+        Self::of(network, shape, endpoint(at), |regions| LocalNode {
+            node: node_id(at),
+            epoch: NodeEpoch(life),
+            requester: requester_id(at),
+            secret,
+            regions,
+            nonce_seed: [u8::try_from(life % 251).unwrap(); 32],
+        })
+    }
+
+    pub(crate) fn of(
+        network: &SimNetwork,
+        shape: &Shape,
+        at: SimEndpoint,
+        local: impl FnOnce(Vec<RegionEntry>) -> LocalNode,
+    ) -> Self {
+        let mut fabric = network.fabric(at);
+        let options = PoolOptions {
+            id: PoolId(0),
+            bytes: shape.pool_bytes,
+            huge_pages: None,
+            lock: false,
+            numa_node: None,
+        };
+        let pool = HostPool::create(&options).unwrap();
+        let region = fabric.register(Arc::clone(pool.mapping()), Access::RemoteRead).unwrap();
+        let log = Arc::new(Log::default());
+        let sink: Arc<dyn EventSink> = Arc::clone(&log) as _;
+        let config = StoreConfig { capacity: shape.residents, policy: Policy::default() };
+        let store = Arc::new(Store::new(config, Arc::clone(&sink)).unwrap());
+        let local = local(vec![RegionEntry::from(&region)]);
+        let (capabilities, residents) = (fabric.capabilities(), Arc::clone(&store));
+        let peers = Peers::new(local, shape.peers, capabilities, residents, sink).unwrap();
+        let landing = TestLanding::new(store, pool, region);
+        let (events, reads) = (EventBatch::default(), ReadBatch::default());
+        Self { fabric, peers, landing, log, fetched: Vec::new(), events, reads, next_fetch: 1 }
+    }
+
+    /// The first half of a data thread's round: what happened.
+    pub(crate) fn listen(&mut self, now: Timestamp) {
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        self.fabric.poll(&mut events, Duration::ZERO).unwrap();
+        for event in &events.events {
+            let bytes = match *event {
+                FabricEvent::Message { start, end, .. } => events.message(start, end),
+                _ => &[],
+            };
+            self.peers.handle_event(*event, bytes, &mut self.landing, now);
+        }
+        self.events = events;
+        if self.peers.poll_timeout().is_some_and(|deadline| deadline <= now) {
+            self.peers.handle_timeout(&mut self.landing, now);
+        }
+    }
+
+    /// The other half: what is to be done about it.
+    pub(crate) fn carry_out(&mut self, now: Timestamp) {
+        while let Some(output) = self.peers.poll_output() {
+            self.carry_out_one(output, now);
+        }
+        while let Some(connection) = self.peers.poll_post(&mut self.reads) {
+            if let Err(error) = self.fabric.post(connection, &self.reads) {
+                self.peers.handle_post_refused(connection, &self.reads, error.scope());
+            }
+        }
+        while let Some(fetched) = self.peers.poll_fetched() {
+            self.fetched.push(fetched);
+        }
+    }
+
+    fn carry_out_one(&mut self, output: Output, now: Timestamp) {
+        match output {
+            Output::Connect { node } => {
+                let to = endpoint(usize::from(node.0[0]) - 1);
+                let result = self.fabric.connect(&to).map_err(|error| error.scope());
+                self.peers.handle_connecting(node, result, now);
+            }
+            Output::Admit { connection } => drop(self.fabric.admit(connection)),
+            Output::Send { connection, start, end } => {
+                let bytes = self.peers.message(start, end);
+                if let Err(error) = self.fabric.send(connection, bytes) {
+                    self.peers.handle_send_refused(connection, error.scope());
+                }
+            }
+            Output::Close { connection } => self.fabric.close(connection),
+        }
+    }
+
+    pub(crate) fn fetch(&mut self, from: usize, blocks: &[u16], now: Timestamp) -> FetchId {
+        let id = FetchId(self.next_fetch);
+        self.next_fetch += 1;
+        let hashes = blocks.iter().map(|block| key_of(*block).hash).collect();
+        let (node, namespace) = (node_id(from), key_of(0).namespace);
+        self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
+        id
+    }
+
+    pub(crate) fn residents(&self) -> Vec<ResidentView> {
+        let mut views = Vec::new();
+        let mut cursor = Some(0);
+        while let Some(at) = cursor {
+            cursor = self.landing.store.list(at, 64, &mut views);
+        }
+        views
+    }
+
+    pub(crate) fn view(&self, block: u16) -> Option<ResidentView> {
+        self.residents().into_iter().find(|view| view.key == key_of(block))
+    }
+
+    /// The rank of a block that is here; 0 for one that is not.
+    pub(crate) fn rank(&self, block: u16) -> u8 {
+        self.view(block).map_or(0, |view| view.rank.get())
+    }
+
+    pub(crate) fn pins(&self, block: u16) -> u16 {
+        self.view(block).map_or(0, |view| view.pins)
+    }
+
+    pub(crate) fn leases(&self) -> u64 {
+        self.peers.lease_usage().map(|usage| usage.usage.leases).sum()
+    }
+
+    /// Whether a resident's bytes are those of its key.
+    pub(crate) fn holds_true_bytes(&self, view: &ResidentView) -> bool {
+        let mut bytes = vec![0; view.payload.extent.len as usize];
+        self.landing.pool.read(view.payload.extent, 0, &mut bytes).unwrap();
+        bytes == bytes_of(block_of(&view.key))
+    }
+
+    /// Changes a resident's bytes behind the store's back.
+    pub(crate) fn corrupt(&self, block: u16) {
+        let view = self.view(block).unwrap();
+        self.landing.pool.write(view.payload.extent, 1, b"corrupted").unwrap();
+    }
+}
