@@ -224,7 +224,10 @@ pub fn millis(span: Duration) -> u32 {
 /// Writes a golden file anew where `KVRAIL_WRITE_GOLDEN` is set: after a deliberate change of a
 /// protocol and its version.
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a developer asks for new golden files by a variable")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a developer asks for new golden files by a variable"
+)]
 fn rewrite_golden(path: &std::path::Path, text: &str) {
     if std::env::var_os("KVRAIL_WRITE_GOLDEN").is_some() {
         std::fs::write(path, text).unwrap();

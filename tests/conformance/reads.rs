@@ -134,9 +134,7 @@ pub(crate) fn reads_of_a_holder_whose_own_data_is_stuck_succeed<H: Harness>() {
     let (b_lands, at_b) = pair.b.region(&vec![0; bytes], Access::Local);
     let (id_a, id_b) = (pair.at_a, pair.at_b);
     let block = |slot, from, into| Read::same(slot, from, into, u64::from(slot * BLOCK), BLOCK - 5);
-    let all: Vec<Read> = (0..BLOCKS)
-        .map(|slot| block(slot, &b_holds, &a_lands))
-        .collect();
+    let all: Vec<Read> = (0..BLOCKS).map(|slot| block(slot, &b_holds, &a_lands)).collect();
     pair.post(&all);
     pair.b.get_stuck();
     for slot in 0..BLOCKS {

@@ -14,4 +14,7 @@
 mod support;
 
 mod holder_dies;
+mod hung_peers;
+mod large_read;
+mod lost_messages;
 mod requester_dies;

@@ -37,7 +37,6 @@ fn encodings_are_the_golden_ones() {
     }
 }
 
-
 #[test]
 fn each_message_decodes_in_its_own_direction_only() {
     for (name, request) in requests() {

@@ -144,25 +144,13 @@ fn a_peer_that_takes_no_messages_is_closed_after_the_timeout() {
 #[test]
 fn the_last_message_arrives_although_a_data_stream_ended_before_it() {
     let mut b = Node::new(config());
-    let Raw {
-        connection,
-        mut control,
-        data,
-    } = b.raw_peer();
+    let Raw { connection, mut control, data } = b.raw_peer();
     b.events.clear();
     drop(data);
-    let mut last = bytemuck::bytes_of(&ControlHeader {
-        kind: MESSAGE,
-        len: 3,
-    })
-    .to_vec();
+    let mut last = bytemuck::bytes_of(&ControlHeader { kind: MESSAGE, len: 3 }).to_vec();
     last.extend(b"bye");
     control.write_all(&last).unwrap();
     assert_eq!(b.until_ended(connection), CloseReason::PeerClosed);
-    let message = FabricEvent::Message {
-        connection,
-        start: 0,
-        end: 3,
-    };
+    let message = FabricEvent::Message { connection, start: 0, end: 3 };
     assert_eq!(b.events.first(), Some(&message));
 }
