@@ -13,8 +13,14 @@
 
 mod support;
 
+mod authentication;
+mod demo;
+mod full_pool;
 mod holder_dies;
 mod hung_peers;
 mod large_read;
 mod lost_messages;
+mod observability;
+mod registry_outage;
 mod requester_dies;
+mod second_process;
