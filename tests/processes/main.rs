@@ -15,8 +15,10 @@ mod support;
 
 mod authentication;
 mod demo;
+mod fabric_attack;
 mod full_pool;
 mod holder_dies;
+mod hostile;
 mod hung_peers;
 mod large_read;
 mod lost_messages;
