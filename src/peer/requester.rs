@@ -198,8 +198,12 @@ impl<L: Landing> Requester<L> {
         granted: &Granted<'_>,
         cx: &mut Context<'_, L>,
     ) -> Result<(), Violation> {
+        // A lease that arrives twice must not be given back while its blocks are being read.
+        let in_use = self.fetches.values().any(|fetch| {
+            fetch.lease == granted.lease && fetch.connection == Some(granted.connection)
+        });
         let abort = |outbox: &mut Outbox, reason| {
-            if granted.lease != LeaseId::NONE {
+            if granted.lease != LeaseId::NONE && !in_use {
                 let lease = granted.lease;
                 outbox.send(granted.connection, &Message::Abort { lease, reason });
             }

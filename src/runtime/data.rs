@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
+use super::rejections::{By, Rejections};
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
 use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
@@ -159,6 +160,7 @@ where
         answers: BTreeMap::new(),
         next_fetch: 0,
         reads: ReadBatch::default(),
+        rejections: Rejections::default(),
         stopping: false,
     };
     let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(move || {
@@ -178,6 +180,7 @@ struct DataThread<F: Fabric, L: Landing> {
     answers: BTreeMap<FetchId, oneshot::Sender<Fetched>>,
     next_fetch: u64,
     reads: ReadBatch,
+    rejections: Rejections,
     stopping: bool,
 }
 
@@ -202,6 +205,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     FabricEvent::Message { start, end, .. } => events.message(start, end),
                     _ => &[],
                 };
+                self.rejections.observe(By::Peer, bytes, || now);
                 self.peers.handle_event(*event, bytes, &mut self.landing, now);
             }
             if self.peers.poll_timeout().is_some_and(|deadline| deadline <= now) {
@@ -280,7 +284,9 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 self.fabric.admit(connection).ok();
             }
             Output::Send { connection, start, end } => {
-                let sent = self.fabric.send(connection, self.peers.message(start, end));
+                let message = self.peers.message(start, end);
+                self.rejections.observe(By::Us, message, || self.clock.now());
+                let sent = self.fabric.send(connection, message);
                 if let Err(error) = sent {
                     self.peers.handle_send_refused(connection, error.scope());
                 }

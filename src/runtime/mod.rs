@@ -7,3 +7,4 @@ pub mod deadline;
 pub mod door;
 pub mod http;
 pub mod reclaim;
+mod rejections;

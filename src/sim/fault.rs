@@ -2,6 +2,7 @@
 //!
 //! Tests of real processes give `kvrail serve --fault` a specification, so that the fault enters
 //! through the trait that production uses and the code under test is the one that ships.
+#![expect(unsafe_code, reason = "a thread that stops its process must signal itself")]
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -37,13 +38,15 @@ enum Point {
 enum Action {
     /// The process is killed, as by `kill -9`.
     Kill,
+    /// The process stops, as by `kill -STOP`: connected and silent until somebody continues it.
+    Stop,
     /// The message is lost; for READs, nothing.
     Lose,
     /// The message is sent twice.
     Repeat,
 }
 
-/// A fault: `ACTION:POINT[:NTH]`, where ACTION is `kill`, `lose` or `repeat`, POINT is `send-KIND`,
+/// A fault: `ACTION:POINT[:NTH]`, where ACTION is `kill`, `stop`, `lose` or `repeat`, POINT is `send-KIND`,
 /// `sent-KIND`, `recv-KIND` (KIND as in [`Kind::name`]), `post`, `posted` or `completion`, and NTH
 /// counts from 1, the default. It strikes once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +59,8 @@ pub struct FaultSpec {
 /// A fault specification that means nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a fault is ACTION:POINT[:NTH] with ACTION kill, lose or repeat and POINT send-KIND, sent-KIND, \
-     recv-KIND, post, posted or completion; got {0:?}"
+    "a fault is ACTION:POINT[:NTH] with ACTION kill, stop, lose or repeat and POINT send-KIND, \
+     sent-KIND, recv-KIND, post, posted or completion; got {0:?}"
 )]
 pub struct FaultSpecError(String);
 
@@ -69,6 +72,7 @@ impl FromStr for FaultSpec {
         let mut parts = text.split(':');
         let action = match parts.next() {
             Some("kill") => Action::Kill,
+            Some("stop") => Action::Stop,
             Some("lose") => Action::Lose,
             Some("repeat") => Action::Repeat,
             _ => return Err(bad()),
@@ -98,6 +102,13 @@ impl FromStr for FaultSpec {
         }
         Ok(Self { action, point, nth })
     }
+}
+
+/// Stops the process before it does anything more on this thread. A signal to the process would be
+/// taken by any of its threads, and this one might go on for a while.
+fn stop() {
+    // SAFETY: `raise` has no preconditions; SIGSTOP cannot be handled, so that no handler runs.
+    let _cannot_fail = unsafe { libc::raise(libc::SIGSTOP) };
 }
 
 /// A fabric with at most one fault.
@@ -132,6 +143,11 @@ impl<F> Faulty<F> {
             // A kill of oneself cannot fail; were it to, aborting is as sudden.
             rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).ok();
             std::process::abort();
+        }
+        if fault.action == Action::Stop {
+            tracing::warn!(?fault, "stopped by an injected fault");
+            stop();
+            return None;
         }
         Some(fault.action)
     }
@@ -170,7 +186,7 @@ impl<F: Fabric> Fabric for Faulty<F> {
         match self.strike(Point::Send(kind)) {
             Some(Action::Lose) => return Ok(()),
             Some(Action::Repeat) => self.inner.send(connection, message)?,
-            Some(Action::Kill) | None => {}
+            Some(Action::Kill | Action::Stop) | None => {}
         }
         self.inner.send(connection, message)?;
         self.strike(Point::Sent(kind));

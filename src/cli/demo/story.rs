@@ -22,6 +22,9 @@ const BLOCKS: usize = 4;
 /// The longest that a busy node, or the registry, is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(2);
+
 /// Some blocks, and what is in them.
 struct Blocks {
     name: &'static str,
@@ -77,6 +80,22 @@ impl Actor {
         let entries = blocks.hashes.iter().copied().zip(memory).collect();
         self.client.publish(namespace, entries, false)?;
         self.flush()
+    }
+
+    /// Waits until there is memory for another block without an eviction: the reclaimer has done
+    /// its part, and what goes next is what the story says.
+    fn settle(&self) -> Result<(), CliError> {
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            let pools = self.client.stat()?.pools;
+            if pools.iter().map(|pool| pool.free_bytes).sum::<u64>() >= u64::from(BLOCK_BYTES) {
+                return Ok(());
+            }
+            if !deadline.pause(POLL) {
+                let name = self.process.name();
+                return Err(CliError::failed(format!("{name} reclaims no memory")));
+            }
+        }
     }
 
     /// Waits until the registry knows what this node holds.
@@ -223,6 +242,7 @@ impl Story<'_> {
         let mut evicted = Vec::new();
         while evicted.len() < BLOCKS {
             self.b.save(&self.namespace, &Blocks::random("B's new", 1)?)?;
+            self.b.settle()?;
             evicted = self.b.client.evictions(before)?;
             if deadline.remaining().is_none() {
                 return Err(CliError::failed("B did not evict under pressure"));

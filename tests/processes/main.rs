@@ -1,0 +1,30 @@
+//! Real processes, real sockets, real signals: what `kvrail` promises when something breaks.
+//!
+//! Every test starts the binary that ships, in a directory of its own, on ports that the kernel
+//! chooses. Faults enter through `serve --fault` or as signals. Nothing sleeps: a test waits for a
+//! condition until a deadline that a loaded machine meets, and asserts on what happened, never on
+//! how long it took.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests and their helpers fail by panicking; a throughput is measured with a clock"
+)]
+
+mod support;
+
+mod authentication;
+mod commands;
+mod demo;
+mod fabric_attack;
+mod full_pool;
+mod holder_dies;
+mod hostile;
+mod hung_peers;
+mod large_read;
+mod lost_messages;
+mod observability;
+mod registry_outage;
+mod requester_dies;
+mod second_process;
+mod service_arguments;

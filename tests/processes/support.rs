@@ -1,0 +1,231 @@
+//! What the tests have in common: a cluster, blocks, reads that compare bytes, conditions.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use kvrail::cli::cluster::{Cluster, Process};
+use kvrail::client::{Acquired, Client, ClientError};
+use kvrail::protocol::door::Source;
+use kvrail::protocol::door::stat::StatReport;
+use kvrail::runtime::deadline::Deadline;
+use kvrail::types::{BlockHash, Namespace, NodeId};
+
+/// The binary under test.
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_kvrail");
+
+/// The longest that a condition is waited for. Far more than any takes on an idle machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Leases that end soon, and answers that are not waited for long, so that tests of lost peers are
+/// short.
+pub(crate) const IMPATIENT: [&str; 6] =
+    ["--lease-ttl", "1s", "--lease-margin", "200ms", "--transfer-timeout", "1s"];
+
+/// Waits until `is_so`, and fails with `what` where that does not come to be.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Deadline::after(PATIENCE);
+    while !is_so() {
+        assert!(deadline.pause(POLL), "not in time: {what}");
+    }
+}
+
+/// An empty cluster of the binary under test.
+pub(crate) fn cluster() -> Cluster {
+    Cluster::new(BINARY).unwrap()
+}
+
+pub(crate) fn namespace() -> Namespace {
+    "tests".parse().unwrap()
+}
+
+/// Blocks and what is in them.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) hashes: Vec<BlockHash>,
+    pub(crate) bytes: Vec<Vec<u8>>,
+}
+
+impl Blocks {
+    /// `count` blocks of `size` bytes that no other name gives.
+    pub(crate) fn new(name: &str, count: u32, size: usize) -> Self {
+        let one = |at: u32| {
+            let mut bytes = vec![0; size];
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(name.as_bytes()).update(&at.to_le_bytes());
+            hasher.finalize_xof().fill(&mut bytes);
+            (BlockHash::new(hasher.finalize().as_bytes()).unwrap(), bytes)
+        };
+        let (hashes, bytes) = (0..count).map(one).unzip();
+        Self { hashes, bytes }
+    }
+
+    /// Small ones: enough for several of everything.
+    pub(crate) fn small(name: &str) -> Self {
+        Self::new(name, 16, 16 << 10)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// The same in parts of at most `count` blocks.
+    pub(crate) fn split(&self, count: usize) -> Vec<Self> {
+        let parts = self.hashes.chunks(count).zip(self.bytes.chunks(count));
+        parts
+            .map(|(hashes, bytes)| Self { hashes: hashes.to_vec(), bytes: bytes.to_vec() })
+            .collect()
+    }
+
+    /// The same in the opposite order. Saved so, no two of them are neighbours in the order in which
+    /// they are read, and each one takes a READ of its own.
+    pub(crate) fn reversed(&self) -> Self {
+        let (hashes, bytes) = (self.hashes.iter().rev(), self.bytes.iter().rev());
+        Self { hashes: hashes.copied().collect(), bytes: bytes.cloned().collect() }
+    }
+}
+
+/// What became of the blocks of one read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) ready: usize,
+    pub(crate) not_found: usize,
+    pub(crate) busy: usize,
+    pub(crate) failed: usize,
+}
+
+impl Counts {
+    pub(crate) fn all_ready(count: usize) -> Self {
+        Self { ready: count, ..Self::default() }
+    }
+
+    pub(crate) fn all_failed(count: usize) -> Self {
+        Self { failed: count, ..Self::default() }
+    }
+}
+
+/// Saves blocks, waiting where the node says that it is busy, until the registry knows them.
+pub(crate) fn save(client: &Client, blocks: &Blocks) {
+    save_unannounced(client, blocks);
+    assert!(client.flush(PATIENCE).unwrap(), "the registry does not know what was saved");
+}
+
+/// As [`save`], whatever the registry says.
+pub(crate) fn save_unannounced(client: &Client, blocks: &Blocks) {
+    let deadline = Deadline::after(PATIENCE);
+    for (hash, bytes) in blocks.hashes.iter().zip(&blocks.bytes) {
+        let size = u32::try_from(bytes.len()).unwrap();
+        let mut memory = loop {
+            match client.reserve(&[size]) {
+                Ok(mut memory) => break memory.pop().unwrap(),
+                Err(ClientError::Busy { pause }) => assert!(deadline.pause(pause), "busy for ever"),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        memory.fill(bytes).unwrap();
+        client.publish(&namespace(), vec![(*hash, memory)], false).unwrap();
+    }
+}
+
+/// Reads blocks, compares the bytes of those that are there, and lets go of them.
+pub(crate) fn read(client: &Client, blocks: &Blocks, source: Source) -> Counts {
+    try_read(client, blocks, source).unwrap()
+}
+
+/// As [`read`], where the node may die meanwhile.
+pub(crate) fn try_read(
+    client: &Client,
+    blocks: &Blocks,
+    source: Source,
+) -> Result<Counts, ClientError> {
+    let mut counts = Counts::default();
+    let acquired = client.acquire(&namespace(), &blocks.hashes, source)?;
+    for (block, want) in acquired.iter().zip(&blocks.bytes) {
+        match block {
+            Acquired::Ready(held) => {
+                let mut got = vec![0; want.len()];
+                held.read_into(&mut got).unwrap();
+                assert!(got == *want, "other bytes than were saved");
+                counts.ready += 1;
+            }
+            Acquired::NotFound => counts.not_found += 1,
+            Acquired::Busy => counts.busy += 1,
+            Acquired::Failed => counts.failed += 1,
+        }
+    }
+    Ok(counts)
+}
+
+/// The different ranks that these blocks have on a node, and how many are there.
+pub(crate) fn ranks(client: &Client, blocks: &Blocks) -> (usize, Vec<u8>) {
+    let page = client.list(Some(&namespace()), None, 4096).unwrap();
+    let ours = page.entries.iter().filter(|entry| blocks.hashes.contains(&entry.hash));
+    let mut ranks: Vec<u8> = ours.map(|entry| entry.rank.get()).collect();
+    let count = ranks.len();
+    ranks.sort_unstable();
+    ranks.dedup();
+    (count, ranks)
+}
+
+/// All of these blocks are there, with this rank.
+pub(crate) fn assert_rank(client: &Client, blocks: &Blocks, rank: u8) {
+    assert_eq!(ranks(client, blocks), (blocks.len(), vec![rank]));
+}
+
+pub(crate) fn node_id(client: &Client) -> NodeId {
+    client.stat().unwrap().node.id.parse().unwrap()
+}
+
+fn leases(report: &StatReport) -> u64 {
+    report.requesters.iter().map(|requester| requester.leases).sum()
+}
+
+/// Whether a node has lent something just now.
+pub(crate) fn is_lending(client: &Client) -> bool {
+    leases(&client.stat().unwrap()) > 0
+}
+
+/// Waits until a node has lent nothing, nothing is pinned, and no memory is taken but that of its
+/// residents.
+pub(crate) fn assert_at_rest(name: &str, client: &Client) {
+    let mut report = StatReport::default();
+    until(&format!("{name} is at rest"), || {
+        report = client.stat().unwrap();
+        let used: u64 = report.pools.iter().map(|pool| pool.bytes - pool.free_bytes).sum();
+        leases(&report) == 0 && report.residents.pinned == 0 && used == report.residents.bytes
+    });
+}
+
+/// `GET path` of a metrics port: status and body.
+pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: kvrail\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+/// A process's metrics: values by series.
+pub(crate) fn scrape(process: &Process) -> BTreeMap<String, f64> {
+    let (status, text) = http_get(process.addresses().unwrap().metrics.unwrap(), "/metrics");
+    assert_eq!(status, 200);
+    let samples = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    samples
+        .map(|line| {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            (series.to_owned(), value.parse().unwrap())
+        })
+        .collect()
+}
+
+/// One metric of a process, 0 where it has no such series.
+pub(crate) fn metric(process: &Process, series: &str) -> f64 {
+    scrape(process).get(series).copied().unwrap_or(0.0)
+}
