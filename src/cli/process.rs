@@ -6,13 +6,15 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::getppid;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::CliError;
 use crate::config::ProcessConfig;
+use crate::sys;
+use crate::sys::process::DeathSignal;
 
 /// Sends logs to standard error, filtered by the configuration.
 ///
@@ -38,14 +40,11 @@ pub fn end_with_parent(process: &ProcessConfig) -> Result<(), CliError> {
     if !process.parent_death {
         return Ok(());
     }
-    let parent = getppid();
-    set_parent_process_death_signal(Some(Signal::TERM)).map_err(CliError::failed)?;
-    // A parent that died before the call sends no signal; another one is the parent by then.
-    if parent.map(Pid::as_raw_nonzero) == getppid().map(Pid::as_raw_nonzero) {
-        Ok(())
-    } else {
-        Err(CliError::failed("the parent process ended during the start"))
-    }
+    // A parent that died before this line cannot be told from init; one that dies after it is seen.
+    let parent = getppid().map_or(0, |pid| pid.as_raw_nonzero().get().cast_unsigned());
+    sys::process::end_with_parent(parent, DeathSignal::Terminate).map_err(|error| {
+        CliError::failed(format!("the parent process ended during the start: {error}"))
+    })
 }
 
 /// Where a process can be reached, as its ready file says.

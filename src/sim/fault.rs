@@ -2,7 +2,6 @@
 //!
 //! Tests of real processes give `kvrail serve --fault` a specification, so that the fault enters
 //! through the trait that production uses and the code under test is the one that ships.
-#![expect(unsafe_code, reason = "a thread that stops its process must signal itself")]
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use crate::fabric::{
     Region, RegionId, Wake,
 };
 use crate::protocol::{Kind, kind_of};
+use crate::sys::process;
 
 /// Where a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,13 +104,6 @@ impl FromStr for FaultSpec {
     }
 }
 
-/// Stops the process before it does anything more on this thread. A signal to the process would be
-/// taken by any of its threads, and this one might go on for a while.
-fn stop() {
-    // SAFETY: `raise` has no preconditions; SIGSTOP cannot be handled, so that no handler runs.
-    let _cannot_fail = unsafe { libc::raise(libc::SIGSTOP) };
-}
-
 /// A fabric with at most one fault.
 #[derive(Debug)]
 pub struct Faulty<F> {
@@ -146,7 +139,7 @@ impl<F> Faulty<F> {
         }
         if fault.action == Action::Stop {
             tracing::warn!(?fault, "stopped by an injected fault");
-            stop();
+            process::stop_here();
             return None;
         }
         Some(fault.action)

@@ -1,4 +1,6 @@
-//! This process: how it ends with its parent, and which boot of the host it runs in.
+//! This process: how it ends with its parent, how it stops itself, and which boot of the host it runs
+//! in.
+#![expect(unsafe_code, reason = "a thread that stops its process must signal itself")]
 
 use std::fs;
 use std::io;
@@ -33,6 +35,13 @@ pub fn end_with_parent(parent: u32, signal: DeathSignal) -> io::Result<()> {
     set_parent_process_death_signal(Some(signal))?;
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
     if now == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
+}
+
+/// Stops this process, as `SIGSTOP` does, before it does anything more on this thread. A signal to
+/// the process would be taken by any of its threads, and this one might go on for a while.
+pub fn stop_here() {
+    // SAFETY: `raise` has no preconditions; SIGSTOP cannot be handled, so that no handler runs.
+    let _cannot_fail = unsafe { libc::raise(libc::SIGSTOP) };
 }
 
 /// The identity of this boot of the host: two processes that read the same one can share memory,
