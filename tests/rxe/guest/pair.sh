@@ -35,14 +35,7 @@ netem() {
 
 # read_latency COUNT: typical microseconds of a 4 KiB READ from rxe1 by rxe0.
 read_latency() {
-    local log=$RXE_SHARE/pair.server common=(-s 4096 -n "$1" -F) server
-    ib_read_lat -d rxe1 -x "$(ipv4_gid rxe1)" "${common[@]}" >"$log" 2>&1 &
-    server=$!
-    until_true 20 listens 18515
-    timeout 120 ib_read_lat -d rxe0 -x "$(ipv4_gid rxe0)" "${common[@]}" 10.78.0.2 >"$log.client" 2>&1 ||
-        { cat "$log" "$log.client" >&2; kill "$server"; return 1; }
-    wait "$server"
-    awk '$1 == 4096 { print $5 }' "$log.client"
+    perftest ib_read_lat rxe1 rxe0 -s 4096 -n "$1" | awk '$1 == 4096 { print $5 }'
 }
 
 received() {

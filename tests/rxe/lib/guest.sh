@@ -1,10 +1,12 @@
 # Sourced. Guests: start, follow, wait, kill.
 #
-# Every guest of a run shares the folder $work/share: NAME.job is what it runs, NAME.up appears when it is
-# up, NAME.status when its job has ended.
+# Every guest of a run shares the folder $work/share: NAME.job is what it runs, NAME.out what that prints,
+# NAME.up appears when it is up, NAME.status when its job has ended.
 
 declare -A guest_pid=() guest_start=() follower=()
 accelerator=
+
+qemu=(qemu-system-x86_64 -nodefaults -display none -monitor none -no-reboot)
 
 # Sets `accelerator`. RXE_ACCEL overrides it.
 choose_accelerator() {
@@ -13,17 +15,20 @@ choose_accelerator() {
     # /dev/kvm opens on machines whose KVM cannot boot a kernel, and QEMU then does not fall back by
     # itself. So it takes the processor's flag, and a guest that starts and ends.
     if grep -qwE 'vmx|svm' /proc/cpuinfo && [[ -w /dev/kvm ]]; then
-        if timeout -k 1 "${RXE_PROBE_S:-30}" "${qemu[@]}" -accel kvm -cpu host -m 512M \
-            -kernel "$kernel/boot/vmlinuz-$kernel_version" -initrd "$work/initramfs" \
-            -append "quiet panic=-1 rxe.probe" >/dev/null 2>&1 </dev/null; then
+        if kvm_boots 2>/dev/null; then
             accelerator=kvm
         else
-            note "KVM is there and starts no guest; going on with software emulation"
+            note "KVM is there and boots no guest; going on with software emulation"
         fi
     fi
 }
 
-qemu=(qemu-system-x86_64 -nodefaults -display none -monitor none -no-reboot)
+# A guest that switches itself off at once.
+kvm_boots() {
+    timeout -k 1 "${RXE_PROBE_S:-30}" "${qemu[@]}" -accel kvm -cpu host -m 512M \
+        -kernel "$kernel/boot/vmlinuz-$kernel_version" -initrd "$work/initramfs" \
+        -append "quiet panic=-1 rxe.probe" >/dev/null </dev/null
+}
 
 # start_guest NAME SCRIPT [QEMU ARGUMENT...]: boots, and runs SCRIPT from the project's root as root.
 start_guest() {
@@ -44,6 +49,7 @@ start_guest() {
         printf 'cd %q && exec bash %q\n' "$root" "$script"
     } >"$work/share/$name.job"
     : >"$work/$name.console"
+    : >"$work/share/$name.out"
     guest_start[$name]=$EPOCHREALTIME
     # It dies with this shell, however the shell ends.
     setpriv --pdeathsig KILL -- "${qemu[@]}" "${machine[@]}" -cpu "$cpu" \
@@ -57,10 +63,10 @@ start_guest() {
     guest_pid[$name]=$!
 }
 
-# Shows a guest's console until the guest ends. A prefix tells guests apart.
+# Shows a guest's output and its console until the guest ends. A prefix tells guests apart.
 follow_guest() {
     local name=$1 prefix=${2:-}
-    tail -n +1 -s 0.2 -f --pid="${guest_pid[$name]}" "$work/$name.console" |
+    tail -q -n +1 -s 0.2 -f --pid="${guest_pid[$name]}" "$work/share/$name.out" "$work/$name.console" |
         tr -d '\r' | sed -u -e 's/\x1b\[[0-9;?]*[a-zA-Z]//g; s/\x1bc//g' -e "s/^/$prefix/" &
     follower[$name]=$!
 }
