@@ -4,7 +4,7 @@ set -euo pipefail
 . tests/rxe/guest/common.sh
 
 export BENCH_QPS=${BENCH_QPS:-1} BENCH_DEPTH=${BENCH_DEPTH:-64} BENCH_SECONDS=${BENCH_SECONDS:-3}
-rounds=${BENCH_ROUNDS:-3}
+rounds=${BENCH_ROUNDS:-5}
 command=()
 [[ -z ${BENCH_COMMAND:-} ]] || eval "command=($BENCH_COMMAND)"
 
@@ -55,26 +55,30 @@ for ((round = 1; round <= rounds; round++)); do
     done
 done
 
-echo "READ on $device, $BENCH_QPS queue pairs, depth $BENCH_DEPTH, ib_read_bw for $BENCH_SECONDS s, ib_read_lat typical of 1000; median of $rounds"
-printf '%-9s %8s  %-6s %10s %10s %7s %8s\n' measure size unit perftest kvrail ratio wanted
+echo "READ on $device, $BENCH_QPS queue pairs, depth $BENCH_DEPTH, ib_read_bw for $BENCH_SECONDS s, ib_read_lat typical of 1000; $rounds rounds"
+printf '%-9s %8s %-5s %10s %10s %10s %10s %7s %8s\n' measure size unit perftest "(median)" kvrail "(median)" ratio wanted
 status=0
 for measure in "${measures[@]}"; do
     read -r what size bound <<<"$measure"
     rows=$(grep "^$what $size " "$values") || continue
-    unit=us sign="<="
-    if [[ $what == bandwidth ]]; then unit=MiB/s sign=">="; fi
-    theirs=$(awk '{ print $3 }' <<<"$rows" | median)
-    mine=$(awk '{ print $4 }' <<<"$rows" | median)
+    unit=us sign="<=" order=-g
+    if [[ $what == bandwidth ]]; then unit=MiB/s sign=">=" order=-gr; fi
+    # Other load on the host only ever makes a value worse, by jumps of a scheduler's tick: each side's best
+    # round is what compares the programs.
+    theirs=$(awk '{ print $3 }' <<<"$rows" | sort "$order" | sed -n 1p)
+    mine=$(awk '{ print $4 }' <<<"$rows" | sort "$order" | sed -n 1p)
+    their_median=$(awk '{ print $3 }' <<<"$rows" | median)
+    my_median=$(awk '{ print $4 }' <<<"$rows" | median)
     ratio=- verdict=
     if [[ $mine != - ]]; then
-        # The median of each round's ratio: load that comes and goes hits both sides of a round.
-        ratio=$(awk '{ printf "%.3f\n", $4 / $3 }' <<<"$rows" | median)
+        ratio=$(awk -v mine="$mine" -v theirs="$theirs" 'BEGIN { printf "%.3f", mine / theirs }')
         if awk -v ratio="$ratio" -v bound="$bound" "BEGIN { exit !(ratio $sign bound) }"; then
             verdict=ok
         else
             verdict=MISSED status=1
         fi
     fi
-    printf '%-9s %8s  %-6s %10s %10s %7s %8s %s\n' "$what" "$size" "$unit" "$theirs" "$mine" "$ratio" "$sign $bound" "$verdict"
+    printf '%-9s %8s %-5s %10s %10s %10s %10s %7s %8s %s\n' "$what" "$size" "$unit" \
+        "$theirs" "$their_median" "$mine" "$my_median" "$ratio" "$sign $bound" "$verdict"
 done
 exit "$status"
