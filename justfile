@@ -12,6 +12,14 @@ test:
 quick:
     FUZZ_SECONDS=0 bash tests/run
 
+# The tests on a SoftRoCE device: one, pair, hosts or all.
+rxe *arguments:
+    bash tests/rxe/run {{arguments}}
+
+# READs beside perftest's, on that device.
+rxe-compare *command:
+    bash bench/rxe/compare {{command}}
+
 # What a change must pass.
 ci:
     bash .ci/run

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The test binaries and the demo on one device: the guest's own, or KVRAIL_RDMA_DEVICE on the host.
+set -euo pipefail
+. tests/rxe/guest/common.sh
+
+if [[ -z ${KVRAIL_RDMA_DEVICE:-} ]]; then
+    one_device
+fi
+
+device_is_active() {
+    ibv_devinfo -d "$KVRAIL_RDMA_DEVICE" | grep -q PORT_ACTIVE
+}
+
+# Whether the demo moved its blocks, verified them, and took the transport that it should.
+demo() {
+    local out=$RXE_SHARE/demo.json
+    "$RXE_KVRAIL" demo --json >"$out" || return 1
+    if ! grep -q '"verified":true' "$out"; then
+        echo "the demo verified nothing:"
+    elif [[ -n ${EXPECT_TRANSPORT:-} ]] && ! grep -q "\"transport\":\"$EXPECT_TRANSPORT\"" "$out"; then
+        echo "the demo should run over $EXPECT_TRANSPORT:"
+    else
+        return 0
+    fi
+    head -c 400 "$out"
+    echo
+    return 1
+}
+
+check device_is_active device_is_active
+check demo_verifies_its_blocks demo
+run_tests
+finish
