@@ -4,6 +4,7 @@ pub mod epoll;
 pub mod eventfd;
 pub mod fd_passing;
 pub mod host;
+pub mod ibverbs;
 pub mod limits;
 pub mod memory;
 pub mod process;
