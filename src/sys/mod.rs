@@ -1,5 +1,6 @@
 //! The operating system in small safe pieces, one file each. Nothing here knows what a block is.
 
+pub mod clock;
 pub mod epoll;
 pub mod eventfd;
 pub mod fd_passing;
@@ -8,3 +9,4 @@ pub mod ibverbs;
 pub mod limits;
 pub mod memory;
 pub mod process;
+pub mod socket;
