@@ -6,7 +6,6 @@
 //! source, so that a new one cannot be forgotten here.
 #![expect(
     clippy::unwrap_used,
-    clippy::panic,
     clippy::indexing_slicing,
     reason = "a test that meets the unexpected fails"
 )]

@@ -45,7 +45,7 @@ fn soft_device(host: &Host) -> String {
     let interfaces = host.root.names("sys/class/net");
     let up = |name: &&String| {
         let state = host.root.text(format!("sys/class/net/{name}/operstate"));
-        *name != LOOPBACK && state.as_deref() == Some("up")
+        *name != LOOPBACK && matches!(state.as_deref(), Some("up" | "unknown"))
     };
     let interface = interfaces.iter().find(up).map_or("eth0", String::as_str);
     match kernel::module(&host.root, "rdma_rxe") {
@@ -134,7 +134,9 @@ fn permission(host: &Host, device: &RdmaDevice) -> Finding {
 /// What to do where opening a device's file fails.
 pub(super) fn refusal(error: &io::Error, path: &str, container: Option<Container>) -> String {
     match (error.raw_os_error(), container) {
-        (Some(libc::EACCES), None) => format!("chmod a+rw {path}, or a udev rule that does"),
+        (Some(libc::EACCES), _) => {
+            format!("chmod a+rw {path} or a udev rule that does, or run as a user whom it lets")
+        }
         (_, Some(Container::Kubernetes)) => {
             "request the device from the cluster's RDMA device plugin, in resources.limits".into()
         }

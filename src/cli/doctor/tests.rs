@@ -274,6 +274,7 @@ fn refusals_of_a_device_differ_by_cause() {
         rdma::refusal(&io::Error::from_raw_os_error(errno), "/dev/infiniband/uverbs0", container)
     };
     assert!(of(libc::EACCES, None).starts_with("chmod"));
+    assert!(of(libc::EACCES, Some(Container::Other)).starts_with("chmod"), "it is there");
     assert!(of(libc::ENOENT, None).starts_with("udevadm"));
     assert!(of(libc::EPERM, Some(Container::Other)).contains("--device"));
     assert!(of(libc::EPERM, Some(Container::Kubernetes)).contains("plugin"));
