@@ -24,6 +24,7 @@ pub mod registry;
 // machines: all IO and all `unsafe`
 pub mod sys;
 pub mod memory;
+pub mod verbs;
 pub mod sim;
 pub mod tcp;
 pub mod net;

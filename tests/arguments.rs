@@ -30,6 +30,7 @@ fn wrong_arguments_are_refused_in_one_sentence() {
     refused(&["serve", "--pool=1MiB", "--lease-ttl=1s"], &[], "--lease-margin");
     refused(&["serve", "--pool=1MiB", "--config=absent.toml"], &[], "absent.toml");
     refused(&["registry", "--listen=here"], &[], "--listen");
+    refused(&["doctor", "--transport=smoke"], &[], "--transport");
 }
 
 #[test]

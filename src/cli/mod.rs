@@ -7,6 +7,7 @@
 mod chain;
 pub mod cluster;
 pub mod demo;
+pub mod doctor;
 pub mod door;
 #[cfg(test)]
 mod door_tests;
@@ -107,6 +108,8 @@ enum Command {
     Stat(stat::StatArgs),
     /// List the blocks of the local node.
     Ls(ls::LsArgs),
+    /// Say why RDMA or GPU-direct will not work on this host, line by line, each with its remedy.
+    Doctor(doctor::DoctorArgs),
 }
 
 fn dispatch(command: Command) -> Result<ExitCode, CliError> {
@@ -118,6 +121,7 @@ fn dispatch(command: Command) -> Result<ExitCode, CliError> {
         Command::Get(args) => get::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Ls(args) => ls::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     }
 }
 

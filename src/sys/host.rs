@@ -9,6 +9,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::root::HostRoot;
+
 /// What bounds the memory that can still be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemoryBound {
@@ -34,10 +36,16 @@ impl fmt::Display for MemoryBound {
 /// the system says nothing.
 #[must_use]
 pub fn available_memory(node: Option<u32>) -> Option<(u64, MemoryBound)> {
-    let host =
-        meminfo_bytes(&read("/proc/meminfo"), "MemAvailable").map(|b| (b, MemoryBound::Host));
-    let node = node.and_then(|node| Some((node_available(node)?, MemoryBound::Node(node))));
-    let bounds = host.into_iter().chain(node).chain(group_bounds());
+    available_memory_of(&HostRoot::host(), node)
+}
+
+/// The same, of the host with this root.
+#[must_use]
+pub fn available_memory_of(root: &HostRoot, node: Option<u32>) -> Option<(u64, MemoryBound)> {
+    let meminfo = root.text("proc/meminfo").unwrap_or_default();
+    let host = meminfo_bytes(&meminfo, "MemAvailable").map(|b| (b, MemoryBound::Host));
+    let node = node.and_then(|node| Some((node_available(root, node)?, MemoryBound::Node(node))));
+    let bounds = host.into_iter().chain(node).chain(group_bounds(root));
     bounds.min_by_key(|(bytes, _bound)| *bytes)
 }
 
@@ -45,8 +53,13 @@ pub fn available_memory(node: Option<u32>) -> Option<(u64, MemoryBound)> {
 /// nothing.
 #[must_use]
 pub fn numa_nodes() -> Option<String> {
-    let text = read("/sys/devices/system/node/online");
-    (!text.trim().is_empty()).then(|| text.trim().to_owned())
+    numa_nodes_of(&HostRoot::host())
+}
+
+/// The same, of the host with this root.
+#[must_use]
+pub fn numa_nodes_of(root: &HostRoot) -> Option<String> {
+    root.text("sys/devices/system/node/online")
 }
 
 /// Whether a list such as `0-1,4` names `node`.
@@ -98,8 +111,8 @@ fn meminfo_bytes(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-fn node_available(node: u32) -> Option<u64> {
-    let text = read(format!("/sys/devices/system/node/node{node}/meminfo"));
+fn node_available(root: &HostRoot, node: u32) -> Option<u64> {
+    let text = root.text(format!("sys/devices/system/node/node{node}/meminfo"))?;
     let free = meminfo_bytes(&text, "MemFree")?;
     let reclaimable = ["Active(file)", "Inactive(file)", "SReclaimable"]
         .map(|name| meminfo_bytes(&text, name).unwrap_or(0));
@@ -107,12 +120,12 @@ fn node_available(node: u32) -> Option<u64> {
 }
 
 /// What each control group from the process's own up to the root leaves.
-fn group_bounds() -> Vec<(u64, MemoryBound)> {
-    let membership = read("/proc/self/cgroup");
+fn group_bounds(root: &HostRoot) -> Vec<(u64, MemoryBound)> {
+    let membership = root.text("proc/self/cgroup").unwrap_or_default();
     group_directories(&membership)
         .into_iter()
         .filter_map(|directory| {
-            let bytes = group_available(&directory)?;
+            let bytes = group_available(&root.path(&directory))?;
             Some((bytes, MemoryBound::ControlGroup(directory)))
         })
         .collect()

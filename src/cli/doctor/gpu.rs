@@ -1,0 +1,104 @@
+//! What blocks in GPU memory need: a driver, and a way for a network card into that memory.
+//!
+//! Nothing here is a failure: without a direct way, blocks go through host memory.
+
+use super::{Finding, Host, Status, software};
+use crate::sys::kernel::{self, ModuleState};
+use crate::sys::libraries;
+
+const NVIDIA: &str = "0x10de";
+const DISPLAY_CLASS: &str = "0x03";
+
+/// The first kernel whose RDMA devices take dma-buf memory.
+const DMA_BUF_KERNEL: (u32, u32) = (5, 12);
+
+/// What the driver's version file says where its kernel modules are the open ones, which are those
+/// that export memory as dma-buf.
+const OPEN_MODULES: &str = "Open Kernel Module";
+
+pub(super) fn probe(host: &Host) -> Vec<Finding> {
+    let gpus = gpus(host);
+    if gpus == 0 {
+        return vec![Finding::ok("gpu", "no NVIDIA GPU: blocks stay in host memory")];
+    }
+    let dma_buf = dma_buf(host);
+    let direct = dma_buf.status == Status::Ok;
+    vec![cuda(host, gpus), dma_buf, peermem(host, direct)]
+}
+
+fn gpus(host: &Host) -> usize {
+    const BUS: &str = "sys/bus/pci/devices";
+    let slots = host.root.names(BUS);
+    let is_gpu = |slot: &&String| {
+        let said = |file: &str| host.root.text(format!("{BUS}/{slot}/{file}")).unwrap_or_default();
+        said("vendor") == NVIDIA && said("class").starts_with(DISPLAY_CLASS)
+    };
+    slots.iter().filter(is_gpu).count()
+}
+
+fn cuda(host: &Host, gpus: usize) -> Finding {
+    const CHECK: &str = "gpu";
+    const LIBRARY: &str = "libcuda.so.1";
+    let driver = host.root.exists("proc/driver/nvidia/version");
+    match (libraries::find(&host.root, LIBRARY), driver) {
+        (Some(path), true) => Finding::ok(CHECK, format!("{gpus} NVIDIA, {}", path.display())),
+        (None, true) => Finding::bad(
+            CHECK,
+            Status::Warn,
+            format!(
+                "{gpus} NVIDIA, and a driver, but {LIBRARY} is in none of the loader's directories"
+            ),
+            "start the container with --gpus all (NVIDIA container toolkit), or install the driver's \
+             libraries",
+        ),
+        (_, false) => Finding::bad(
+            CHECK,
+            Status::Warn,
+            format!("{gpus} NVIDIA, but its kernel driver is not loaded"),
+            "modprobe nvidia, after the driver's installation",
+        ),
+    }
+}
+
+fn dma_buf(host: &Host) -> Finding {
+    const CHECK: &str = "dma-buf";
+    let bad = |what: String, remedy: &str| Finding::bad(CHECK, Status::Warn, what, remedy);
+    let release = kernel::release(&host.root).unwrap_or_default();
+    if kernel::version(&release).is_none_or(|version| version < DMA_BUF_KERNEL) {
+        return bad(
+            format!("Linux {release} is too old for it"),
+            "use Linux 5.12 or later, or nvidia_peermem",
+        );
+    }
+    let version = host.root.text("proc/driver/nvidia/version").unwrap_or_default();
+    if !version.contains(OPEN_MODULES) {
+        return bad(
+            "the GPU driver's kernel modules are not the open ones, which export memory".to_owned(),
+            "install the driver's open kernel modules (nvidia-open), or use nvidia_peermem",
+        );
+    }
+    if !host.devices.is_empty() && host.devices.iter().all(software::is_soft) {
+        return bad(
+            "software RDMA devices do not take it".to_owned(),
+            "use an RDMA network card; blocks go through host memory until then",
+        );
+    }
+    Finding::ok(CHECK, format!("Linux {release} and the open GPU driver have it"))
+}
+
+fn peermem(host: &Host, dma_buf: bool) -> Finding {
+    const CHECK: &str = "peermem";
+    let loaded = ["nvidia_peermem", "nv_peer_mem"]
+        .into_iter()
+        .find(|name| kernel::module(&host.root, name) == ModuleState::Present);
+    match loaded {
+        Some(name) => Finding::ok(CHECK, format!("{name} is there")),
+        None if dma_buf => Finding::ok(CHECK, "not loaded and not needed: dma-buf is there"),
+        None => Finding::bad(
+            CHECK,
+            Status::Warn,
+            "nvidia_peermem is not loaded: blocks go through host memory",
+            "modprobe nvidia_peermem, on the host itself",
+        ),
+    }
+}
