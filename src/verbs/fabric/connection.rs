@@ -19,31 +19,21 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::broken::{Broken, status};
+use super::broken::Broken;
 use super::device::Device;
 use super::hello::{HELLO_BYTES, Hello};
 use super::lane::Lane;
 use super::link::Link;
-use super::messages::Frame;
 use super::regions::Regions;
 use super::table::Token;
-use super::wr_id::Work;
 use crate::fabric::{
-    CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricEvent, ReadBatch,
-    ReadWork, RegisteredSpan, WrId,
+    CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricEvent, WrId,
 };
 use crate::limits::PING_INTERVAL;
 use crate::sys::epoll::{Epoll, Interest, Ready};
-use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
 use crate::types::Timestamp;
 use crate::verbs::VerbsError;
-
-/// Completions taken at once.
-const COMPLETIONS: usize = 32;
-
-/// So many times completions are taken per turn, so that one peer does not keep the others waiting.
-const TURNS: usize = 8;
 
 /// Time for what is outstanding to be flushed after a cut; then the queue pairs are destroyed, which
 /// ends it as well.
@@ -54,11 +44,6 @@ const LINGER: Duration = Duration::from_millis(500);
 
 /// Time for a peer whose READ broke our queue pair to close the connection itself.
 const SUSPICION: Duration = Duration::from_millis(200);
-
-/// READs and bytes after which a list goes on to another lane: fewer do not pay for a second
-/// doorbell.
-const RUN_READS: usize = 32;
-const RUN_BYTES: u64 = 1 << 20;
 
 /// What a connection borrows from its fabric for one call.
 pub(super) struct Surroundings<'a> {
@@ -71,7 +56,7 @@ pub(super) struct Surroundings<'a> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// We connect: TCP does.
     Dialing,
     /// We connect: the acceptor's hello must come.
@@ -88,26 +73,26 @@ enum Stage {
 
 #[derive(Debug)]
 pub(super) struct Connection {
-    id: ConnectionId,
-    stage: Stage,
+    pub(super) id: ConnectionId,
+    pub(super) stage: Stage,
     /// `None` once it is cut, unless last messages are on their way.
-    socket: Option<OwnedFd>,
-    inbox: [u8; HELLO_BYTES],
-    have: usize,
-    outbox: Vec<u8>,
+    pub(super) socket: Option<OwnedFd>,
+    pub(super) inbox: [u8; HELLO_BYTES],
+    pub(super) have: usize,
+    pub(super) outbox: Vec<u8>,
     /// When it must be open; after a cut, when it must be drained.
-    deadline: Timestamp,
-    link: Option<Link>,
-    admitted: bool,
+    pub(super) deadline: Timestamp,
+    pub(super) link: Option<Link>,
+    pub(super) admitted: bool,
     /// Whether the caller knows of it, so that its end is an event.
-    announced: bool,
-    broken: Option<Broken>,
+    pub(super) announced: bool,
+    pub(super) broken: Option<Broken>,
     /// How the next READ that a cut flushes ends.
-    first: Option<CompletionStatus>,
-    linger: Timestamp,
-    suspect: Option<Timestamp>,
+    pub(super) first: Option<CompletionStatus>,
+    pub(super) linger: Timestamp,
+    pub(super) suspect: Option<Timestamp>,
     /// READs that never reached a queue pair, and how they ended.
-    stillborn: Vec<(WrId, CompletionStatus)>,
+    pub(super) stillborn: Vec<(WrId, CompletionStatus)>,
 }
 
 impl Connection {
@@ -287,7 +272,7 @@ impl Connection {
     }
 
     /// The connection is up.
-    fn open(&mut self, batch: &mut EventBatch) {
+    pub(super) fn open(&mut self, batch: &mut EventBatch) {
         let connection = self.id;
         batch.events.push(match self.stage {
             Stage::Ready => FabricEvent::Accepted { connection },
@@ -299,147 +284,6 @@ impl Connection {
             // Without it an idle peer's death is noticed at the next message.
             socket::keep_alive(socket, PING_INTERVAL).ok();
         }
-    }
-
-    /// Takes completions, a bounded number. Answers whether there were any.
-    pub(super) fn drain(&mut self, around: &mut Surroundings<'_>, batch: &mut EventBatch) -> bool {
-        if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting) {
-            return false;
-        }
-        let mut found = [ibv_wc::default(); COMPLETIONS];
-        let mut any = false;
-        for _turn in 0..TURNS {
-            let Some(link) = &self.link else { return any };
-            let count = match link.cq.poll(&mut found) {
-                Ok(count) => count,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection ends");
-                    self.cut(Broken::UNREACHABLE, around.now);
-                    return any;
-                }
-            };
-            for done in found.iter().take(count) {
-                if let Err(broken) = self.complete(done, around, batch) {
-                    self.cut(broken, around.now);
-                }
-            }
-            any |= count > 0;
-            if count < COMPLETIONS {
-                break;
-            }
-        }
-        if any
-            && let Some(link) = &mut self.link
-            && let Err(error) = link.messages.advance()
-        {
-            tracing::warn!(%error, "a connection ends");
-            self.cut(Broken::UNREACHABLE, around.now);
-        }
-        any
-    }
-
-    fn complete(
-        &mut self,
-        done: &ibv_wc,
-        around: &mut Surroundings<'_>,
-        batch: &mut EventBatch,
-    ) -> Result<(), Broken> {
-        let status = status(done.status);
-        let good = status == CompletionStatus::Success;
-        match Work::decode(done.wr_id) {
-            Some(Work::Read { lane, number }) => {
-                self.complete_read((lane, number), status, around, batch)
-            }
-            Some(Work::Marker { lane }) => {
-                self.abandon(usize::from(lane), batch);
-                Ok(())
-            }
-            Some(Work::Send { slot }) => {
-                let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-                link.messages.sent(slot);
-                match status {
-                    CompletionStatus::Success if self.stage == Stage::Probe => self.open(batch),
-                    CompletionStatus::Success => {}
-                    CompletionStatus::Unreachable => return Err(Broken::UNREACHABLE),
-                    _ => return Err(Broken::PEER_CLOSED),
-                }
-                Ok(())
-            }
-            Some(Work::Receive { slot }) if good => self.take_frame(slot, done.byte_len, batch),
-            Some(Work::Receive { .. }) => Err(Broken::PEER_CLOSED),
-            None => {
-                *around.stale += 1;
-                Ok(())
-            }
-        }
-    }
-
-    fn complete_read(
-        &mut self,
-        (lane, number): (u8, u64),
-        status: CompletionStatus,
-        around: &mut Surroundings<'_>,
-        batch: &mut EventBatch,
-    ) -> Result<(), Broken> {
-        let (mut told, mut breaks) = (status, None);
-        match status {
-            CompletionStatus::Success => {}
-            _ if self.broken.is_none() => {
-                let broken = Broken::by_read(status);
-                if status == CompletionStatus::Flushed {
-                    told = broken.first;
-                }
-                breaks = Some(broken);
-            }
-            CompletionStatus::Flushed | CompletionStatus::Unreachable => {
-                told = self.first.take().unwrap_or(CompletionStatus::Flushed);
-            }
-            _ => {}
-        }
-        let connection = self.id;
-        let lanes = self.link.as_mut().map(|link| &mut link.lanes);
-        let known = lanes.and_then(|lanes| lanes.get_mut(usize::from(lane))).is_some_and(|lane| {
-            lane.complete(number, told, |wr_id, status| {
-                let done = Completion { connection, wr_id, status };
-                batch.events.push(FabricEvent::Completed(done));
-            })
-        });
-        if !known {
-            *around.stale += 1;
-        }
-        if let Some(broken) = breaks {
-            self.cut(broken, around.now);
-            // The one that broke it has told already.
-            self.first = None;
-        }
-        Ok(())
-    }
-
-    fn take_frame(&mut self, slot: u8, bytes: u32, batch: &mut EventBatch) -> Result<(), Broken> {
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        let start = batch.bytes.len();
-        let frame = link.messages.received(slot, bytes, &mut batch.bytes);
-        let frame = frame.map_err(|_violation| Broken::VIOLATION)?;
-        link.messages.renew(slot).map_err(|_gone| Broken::UNREACHABLE)?;
-        if self.is_broken() {
-            batch.bytes.truncate(start);
-            return Ok(());
-        }
-        match (frame, self.stage) {
-            (Frame::Ready, Stage::Ready) => self.open(batch),
-            (Frame::Ready, _) | (_, Stage::Ready) => return Err(Broken::VIOLATION),
-            // The peer talks, so it has our READY: its acknowledgement is only late.
-            (_, Stage::Probe) => self.open(batch),
-            _ => {}
-        }
-        if let Frame::Message(len) = frame {
-            // A caller that never clears its batch reaches 4 GiB; its connections break, the others'
-            // bytes stay right.
-            let range = u32::try_from(start).ok().zip(u32::try_from(start + len).ok());
-            let (start, end) = range.ok_or(Broken::REQUESTED)?;
-            batch.events.push(FabricEvent::Message { connection: self.id, start, end });
-        }
-        Ok(())
     }
 
     /// Whether a message of this length can be sent or queued.
@@ -454,55 +298,6 @@ impl Connection {
             tracing::warn!(%error, "a connection ends");
             Broken::UNREACHABLE
         })
-    }
-
-    /// Posts READs for which there is room, one doorbell per lane. A READ whose local spans are wrong
-    /// breaks the connection: it completes as such, all others are flushed.
-    pub(super) fn post(
-        &mut self,
-        batch: &ReadBatch,
-        around: &Surroundings<'_>,
-    ) -> Result<(), Broken> {
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        let mut spans = batch.segments.as_slice();
-        let mut works = batch.works.iter();
-        let (mut lane, mut run, mut run_bytes) = (None, 0, 0);
-        let mut outcome = Ok(());
-        for work in works.by_ref() {
-            if run >= RUN_READS || run_bytes >= RUN_BYTES {
-                (lane, run, run_bytes) = (None, 0, 0);
-            }
-            let at = lane.unwrap_or_else(|| idlest(&link.lanes));
-            let part = spans.split_at_checked(usize::from(work.segments));
-            let good = part.filter(|(segments, _)| is_valid(work, segments, around));
-            let (Some((segments, rest)), Some(to)) = (good, link.lanes.get_mut(at)) else {
-                self.stillborn.push((work.wr_id, CompletionStatus::LocalProtection));
-                outcome = Err(Broken::READ_FAILED);
-                break;
-            };
-            spans = rest;
-            // Devices take a segment of length 0 for one of 2 GiB.
-            let filled = segments.iter().filter(|span| span.len > 0);
-            to.add(work, filled.filter_map(|span| around.regions.local(span)));
-            (lane, run) = (Some(at), run + 1);
-            run_bytes += u64::from(work.remote.len);
-        }
-        let mut refused = Vec::new();
-        for lane in &mut link.lanes {
-            if let Err(error) = lane.flush(&mut refused) {
-                tracing::warn!(%error, "the device refused READs");
-                outcome = Err(Broken::READ_FAILED);
-            }
-        }
-        for wr_id in refused.into_iter().chain(works.map(|work| work.wr_id)) {
-            // The first one that failed has the fault, whichever way it failed.
-            let status = match self.stillborn.is_empty() {
-                true => CompletionStatus::LocalProtection,
-                false => CompletionStatus::Flushed,
-            };
-            self.stillborn.push((wr_id, status));
-        }
-        outcome
     }
 
     /// A queue pair went to ERR by itself: where that is the peer's doing, it is about to close.
@@ -545,7 +340,7 @@ impl Connection {
         }
     }
 
-    fn abandon(&mut self, lane: usize, batch: &mut EventBatch) {
+    pub(super) fn abandon(&mut self, lane: usize, batch: &mut EventBatch) {
         let (connection, first) = (self.id, &mut self.first);
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);
         let Some(lane) = lanes.and_then(|lanes| lanes.get_mut(lane)) else { return };
@@ -588,20 +383,6 @@ impl Connection {
             batch.events.push(FabricEvent::Closed { connection, reason });
         }
     }
-}
-
-fn idlest(lanes: &[Lane]) -> usize {
-    let load = |(_, lane): &(usize, &Lane)| (lane.bytes(), lane.outstanding());
-    lanes.iter().enumerate().min_by_key(load).map_or(0, |(index, _)| index)
-}
-
-/// Whether the device can be given this READ.
-fn is_valid(work: &ReadWork, segments: &[RegisteredSpan], around: &Surroundings<'_>) -> bool {
-    let total: u64 = segments.iter().map(|span| u64::from(span.len)).sum();
-    segments.len() <= around.device.segments as usize
-        && work.remote.len <= around.device.read_bytes
-        && total == u64::from(work.remote.len)
-        && segments.iter().all(|span| around.regions.local(span).is_some())
 }
 
 /// What an error of a socket means. A reset is how TCP tells of a close with bytes under way.

@@ -16,13 +16,17 @@
 //! answer is `Unreachable` after six retries, about two seconds.
 
 mod broken;
+mod completions;
+mod config;
 mod connection;
 mod device;
 mod hello;
 mod lane;
 mod link;
 mod messages;
+mod posting;
 mod regions;
+mod service;
 mod table;
 mod wr_id;
 
@@ -32,21 +36,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::io::Errno;
+pub use self::config::{PollMode, VerbsConfig};
 
 use self::broken::Broken;
 use self::connection::{Connection, Surroundings};
 use self::device::Device;
 use self::regions::Regions;
 use self::table::{Table, Token};
-use super::async_event::AsyncEvent;
 use super::error::VerbsError;
 use super::gid::GidChoice;
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
     RegionId, Wake,
 };
-use crate::limits::{HANDSHAKE_TIMEOUT, HANDSHAKES_MAX, MESSAGE_BYTES_MAX, STREAMS_MAX};
+use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
 use crate::sys::clock::now;
 use crate::sys::epoll::{Epoll, Interest, Ready};
@@ -54,96 +57,17 @@ use crate::sys::eventfd::EventFd;
 use crate::sys::socket;
 use crate::types::Timestamp;
 
-/// Sockets accepted at once; the others wait in the kernel's queue.
-const ACCEPTS: usize = 16;
-
 /// Descriptors that one wait reports.
 const READY_MAX: usize = 64;
 
 /// How often deadlines are checked while some are running.
 const SWEEP: Duration = Duration::from_millis(50);
 
-/// How often sockets are looked at while completions keep coming.
-const SERVICE: Duration = Duration::from_millis(1);
-
 /// How long a cut connection is waited for, so that its flushes are seen without delay.
 const DRAIN_WAIT: Duration = Duration::from_millis(1);
 
 /// How long an adaptive poll spins after it last found something: the time of a small READ.
 const SPIN: Duration = Duration::from_micros(50);
-
-/// How a poll waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PollMode {
-    /// Never sleeps: the lowest latency, for a core of its own.
-    Busy,
-    /// Spins for a while after work, then sleeps until an event.
-    #[default]
-    Adaptive,
-    /// Sleeps until an event: the least processor time.
-    Event,
-}
-
-impl PollMode {
-    /// The name that settings use.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Busy => "busy",
-            Self::Adaptive => "adaptive",
-            Self::Event => "event",
-        }
-    }
-}
-
-impl fmt::Display for PollMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl std::str::FromStr for PollMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Busy, Self::Adaptive, Self::Event];
-        let found = all.into_iter().find(|mode| mode.as_str() == text);
-        found.ok_or_else(|| format!("{text} is none of busy, adaptive, event"))
-    }
-}
-
-/// How a verbs fabric is set up.
-#[derive(Debug, Clone)]
-pub struct VerbsConfig {
-    /// Where peers exchange addresses with it; port 0 takes any free one. `None`: connect only.
-    /// Default: none.
-    pub listen: Option<SocketAddr>,
-    /// The device's name. `None`: the first one that works. Default: none.
-    pub device: Option<String>,
-    /// The GID's index, instead of the one of the highest score. Default: none.
-    pub gid_index: Option<u32>,
-    /// Data queue pairs per connection, `1..=`[`STREAMS_MAX`]; the smaller number of both ends
-    /// holds. Default: 2.
-    pub lanes: usize,
-    /// How polls wait. Default: adaptive.
-    pub poll: PollMode,
-    /// Time for a connection to open. Default: [`HANDSHAKE_TIMEOUT`].
-    pub handshake_timeout: Duration,
-}
-
-impl Default for VerbsConfig {
-    fn default() -> Self {
-        Self {
-            listen: None,
-            device: None,
-            gid_index: None,
-            lanes: 2,
-            poll: PollMode::default(),
-            handshake_timeout: HANDSHAKE_TIMEOUT,
-        }
-    }
-}
 
 /// A fabric over one RDMA device, owned by the thread that polls it.
 pub struct VerbsFabric {
@@ -306,155 +230,6 @@ impl VerbsFabric {
             self.last_active = now;
         }
         any || batch.events.len() > before
-    }
-
-    /// Waits for descriptors and handles them. Answers whether another thread woke the poll.
-    fn service(&mut self, limit: Duration, batch: &mut EventBatch) -> Result<bool, FabricError> {
-        let mut ready = std::mem::take(&mut self.ready);
-        ready.clear();
-        let waited = self.epoll.wait(&mut ready, Some(limit));
-        waited.map_err(|source| FabricError::Os {
-            call: "epoll_wait".to_owned(),
-            source,
-            remedy: "make a new fabric; report this as a defect",
-        })?;
-        let now = now();
-        self.next_service = now + SERVICE;
-        let mut woken = false;
-        for ready in &ready {
-            match Token::decode(ready.token) {
-                Token::Wake => {
-                    woken = true;
-                    // Nothing to take means that it was taken already.
-                    self.wake.0.drain().ok();
-                }
-                Token::Channel => self.disarm(),
-                Token::Device => self.take_events(now, batch),
-                Token::Listener => self.accept(now),
-                Token::Connection(id) => {
-                    // What the peer sent before it closed comes first.
-                    self.with(id, now, |connection, around| {
-                        connection.drain(around, batch);
-                        connection.handle_socket(*ready, around)
-                    });
-                }
-            }
-        }
-        self.ready = ready;
-        if now >= self.next_sweep {
-            self.sweep(now);
-        }
-        Ok(woken)
-    }
-
-    /// Takes completion events: their queues must be armed again before a wait.
-    fn disarm(&mut self) {
-        while let Some(token) = self.device.channel.next() {
-            if let Token::Connection(id) = Token::decode(token)
-                && let Some(link) = self.table.find(id).and_then(Connection::link_mut)
-            {
-                link.armed = false;
-            }
-        }
-    }
-
-    /// Makes the next completion of each connection end a wait.
-    fn arm(&mut self, now: Timestamp) {
-        for (_, connection) in self.table.iter() {
-            let Some(link) = connection.link_mut().filter(|link| !link.armed) else { continue };
-            match link.cq.arm() {
-                Ok(()) => link.armed = true,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection ends");
-                    connection.cut(Broken::UNREACHABLE, now);
-                }
-            }
-        }
-    }
-
-    fn take_events(&mut self, now: Timestamp, batch: &mut EventBatch) {
-        while let Some(event) = self.device.context.next_event() {
-            match event {
-                AsyncEvent::QueuePair(token) => {
-                    if let Token::Connection(id) = Token::decode(token) {
-                        self.with(id, now, |connection, around| {
-                            connection.drain(around, batch);
-                            connection.suspect(now);
-                            Ok(())
-                        });
-                    }
-                }
-                AsyncEvent::CompletionQueue(token) => {
-                    if let Token::Connection(id) = Token::decode(token) {
-                        self.with(id, now, |_, _| Err(Broken::UNREACHABLE));
-                    }
-                }
-                AsyncEvent::DeviceFatal => {
-                    tracing::error!(device = self.device_name(), "the RDMA device is gone");
-                    self.lost = true;
-                    for (_, connection) in self.table.iter() {
-                        connection.cut(Broken::UNREACHABLE, now);
-                    }
-                }
-                AsyncEvent::PortDown(port) if port == self.device.port.number => {
-                    tracing::warn!(device = self.device_name(), port, "the port went down");
-                }
-                AsyncEvent::PortActive(port) if port == self.device.port.number => {
-                    tracing::info!(device = self.device_name(), port, "the port is up");
-                }
-                other => tracing::debug!(device = self.device_name(), ?other, "device event"),
-            }
-        }
-    }
-
-    fn accept(&mut self, now: Timestamp) {
-        for _accept in 0..ACCEPTS {
-            let Some(listener) = &self.listener else { return };
-            let socket = match socket::accept(listener) {
-                Ok(Some(socket)) => socket,
-                Ok(None) => return,
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                    self.pause(true);
-                    return;
-                }
-                // The peer of this one has gone already.
-                Err(_) => continue,
-            };
-            let gathering = self.table.iter().filter(|(_, peer)| peer.is_gathering());
-            if gathering.count() >= HANDSHAKES_MAX {
-                continue;
-            }
-            let Ok(id) = self.table.reserve() else { continue };
-            // An unwatched connection does nothing, and its deadline closes it.
-            self.epoll.add(&socket, Token::Connection(id).encode(), Interest::Read).ok();
-            let deadline = now + self.handshake_timeout;
-            self.table.put(id, Connection::accepted(id, socket, deadline));
-        }
-    }
-
-    /// Stops or restarts accepting: without a free descriptor a waiting connection would make every
-    /// wait return at once.
-    fn pause(&mut self, paused: bool) {
-        let Some(listener) = &self.listener else { return };
-        let want = if paused { Interest::None } else { Interest::Read };
-        if self.epoll.modify(listener, Token::Listener.encode(), want).is_ok() {
-            self.paused = paused;
-        }
-    }
-
-    /// Checks all deadlines.
-    fn sweep(&mut self, now: Timestamp) {
-        self.next_sweep = now + SWEEP;
-        if self.paused {
-            self.pause(false);
-        }
-        for (_, connection) in self.table.iter() {
-            if !connection.is_broken()
-                && let Err(broken) = connection.check(now)
-            {
-                connection.cut(broken, now);
-            }
-        }
     }
 
     /// How long a poll may sleep, so that deadlines are checked in time.
