@@ -12,7 +12,9 @@ use super::values::{
     SocketMode,
 };
 use crate::limits;
+use crate::node::TransportChoice;
 use crate::types::{NodeId, PolicyKind, RequesterId};
+use crate::verbs::PollMode;
 
 /// Longest path of a Unix socket, bytes: `sun_path` without its terminating zero.
 const SOCKET_PATH_MAX: usize = 107;
@@ -51,6 +53,14 @@ pub struct PeerConfig {
     pub requester_id: Option<RequesterId>,
     /// What peers prove to each other.
     pub secret: Option<ClusterSecret>,
+    /// Which fabric.
+    pub transport: TransportChoice,
+    /// The RDMA device; `None` for the first that works.
+    pub rdma_device: Option<String>,
+    /// The index of the GID to use; `None` for the best one.
+    pub gid_index: Option<u32>,
+    /// How the data thread waits on an RDMA device.
+    pub poll: PollMode,
     /// Data streams to each peer, 1 to [`limits::STREAMS_MAX`].
     pub streams: usize,
     /// Longest wait for a block from a peer.
@@ -198,15 +208,39 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
         });
     }
     refuse_one_port(settings.metrics_listen, listen)?;
+    let transport = transport(&settings)?;
     Ok(PeerConfig {
         listen,
         advertise: settings.advertise,
         node_id: settings.node_id,
         requester_id: settings.requester_id,
         secret: settings.cluster_secret_file.map(ClusterSecret::read).transpose()?,
+        transport,
+        rdma_device: settings.rdma_device,
+        gid_index: settings.gid_index,
+        poll: settings.poll.unwrap_or_default(),
         streams: settings.streams.map_or(2, usize::from),
         transfer_timeout: settings.transfer_timeout.unwrap_or(Duration::from_secs(30)),
     })
+}
+
+/// Settings of an RDMA device contradict a fabric without one.
+fn transport(settings: &ServeSettings) -> Result<TransportChoice, ConfigError> {
+    let choice = settings.transport.unwrap_or_default();
+    let given = [
+        ("--rdma-device", settings.rdma_device.is_some()),
+        ("--gid-index", settings.gid_index.is_some()),
+        ("--poll", settings.poll.is_some()),
+    ];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((second, _)) if choice == TransportChoice::Tcp => Err(ConfigError::Contradiction {
+            first: "--transport",
+            second,
+            reason: "the first is tcp, and the second is about an RDMA device; leave one out"
+                .to_owned(),
+        }),
+        _ => Ok(choice),
+    }
 }
 
 /// Two listeners of one process cannot have the same address.

@@ -12,7 +12,9 @@ use super::values::{
     HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, duration, log_filter,
 };
 use crate::limits;
+use crate::node::TransportChoice;
 use crate::types::{NodeId, PolicyKind, RequesterId};
+use crate::verbs::PollMode;
 
 /// What `kvrail serve` may be told.
 #[derive(Debug, Clone, Default, Args)]
@@ -120,9 +122,31 @@ pub struct ServeSettings {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transfer_timeout: Option<Duration>,
 
+    /// Fabric to peers: auto, verbs or tcp (default auto)
+    ///
+    /// auto takes RDMA where a device works, else TCP, and logs why. All nodes of a cluster must end
+    /// up with the same one.
+    #[arg(long, value_name = "TRANSPORT")]
+    pub transport: Option<TransportChoice>,
+
+    /// RDMA device, such as mlx5_0 (default: the first that works)
+    #[arg(long, value_name = "NAME")]
+    pub rdma_device: Option<String>,
+
+    /// Index of the GID that peers are told (default: RoCE v2 on IPv4 before other addresses)
+    #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u32).range(0..=255))]
+    pub gid_index: Option<u32>,
+
+    /// How the data thread waits on an RDMA device: busy, adaptive or event (default adaptive)
+    ///
+    /// busy has the lowest latency and takes a core for good; event takes the least processor time.
+    #[arg(long, value_name = "MODE")]
+    pub poll: Option<PollMode>,
+
     /// Data streams to each peer, 1 to 16 (default 2)
     ///
-    /// Each costs a socket on both sides; more help where one stream does not fill the network.
+    /// Each costs a socket, or a queue pair, on both sides; more help where one stream does not fill
+    /// the network.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=i64::try_from(limits::STREAMS_MAX).unwrap_or(1)))]
     pub streams: Option<u8>,
 
@@ -190,6 +214,10 @@ impl Settings for ServeSettings {
             lease_ttl: self.lease_ttl.or(lower.lease_ttl),
             lease_margin: self.lease_margin.or(lower.lease_margin),
             transfer_timeout: self.transfer_timeout.or(lower.transfer_timeout),
+            transport: self.transport.or(lower.transport),
+            rdma_device: self.rdma_device.or(lower.rdma_device),
+            gid_index: self.gid_index.or(lower.gid_index),
+            poll: self.poll.or(lower.poll),
             streams: self.streams.or(lower.streams),
             lease_quota: self.lease_quota.or(lower.lease_quota),
             lease_bytes: self.lease_bytes.or(lower.lease_bytes),

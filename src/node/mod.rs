@@ -18,6 +18,7 @@ mod fetcher;
 mod landing;
 mod options;
 mod residency;
+mod transport;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 pub use options::{NodeError, NodeOptions, RegistryChoice};
 pub use residency::Reserved;
+pub use transport::TransportChoice;
 
 use crate::event::EventSink;
 use crate::fabric::{Access, Fabric};
@@ -49,13 +51,13 @@ use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
-use crate::tcp::{TcpConfig, TcpFabric};
 use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, RequesterId};
 use tokio::sync::oneshot;
 
 use fetcher::Fetcher;
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
+use transport::Chosen;
 
 /// How long a local client waits for the registry to know what it saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -136,13 +138,8 @@ impl Node {
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-        let fabric = TcpFabric::new(TcpConfig {
-            listen: Some(options.listen),
-            streams: options.streams,
-            ..TcpConfig::default()
-        })?;
-        let listen = fabric.local_addr().unwrap_or(options.listen);
-        let transport = fabric.capabilities().transport;
+        let chosen = Chosen::new(&options)?;
+        let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
             Some(requester) => requester,
@@ -154,9 +151,12 @@ impl Node {
         };
         let identity = NodeIdentity { node, epoch: clock.epoch(), address };
         let (registry, registry_name) = registry(&options.registry, clock)?;
-        let fabric = Faulty::new(fabric, options.fault);
         let local = local_node(&identity, requester, &options.secret)?;
-        let (data, thread) = start_data(fabric, local, &options, &residency)?;
+        let started = match chosen {
+            Chosen::Verbs(fabric) => start_data(*fabric, local, &options, &residency)?,
+            Chosen::Tcp(fabric) => start_data(*fabric, local, &options, &residency)?,
+        };
+        let StartedData { handle: data, thread, transport } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
             registry: Arc::clone(&registry),
             identity: identity.clone(),
@@ -320,13 +320,25 @@ fn local_node(
     })
 }
 
+/// A data thread that runs.
+#[derive(Debug)]
+struct StartedData {
+    handle: DataHandle<SocketAddr>,
+    thread: DataJoin,
+    transport: &'static str,
+}
+
 /// Registers the pools and starts the data thread.
-fn start_data(
-    mut fabric: Faulty<TcpFabric>,
+fn start_data<F>(
+    fabric: F,
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
-) -> Result<(DataHandle<SocketAddr>, DataJoin), NodeError> {
+) -> Result<StartedData, NodeError>
+where
+    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send + 'static,
+{
+    let mut fabric = Faulty::new(fabric, options.fault);
     let mut regions = Vec::with_capacity(residency.pools.len());
     for pool in &residency.pools {
         let mapping: Arc<Mapping> = Arc::clone(pool.mapping());
@@ -344,9 +356,12 @@ fn start_data(
     };
     let store = Arc::clone(&residency.store);
     let sink = Arc::clone(&residency.sink);
-    let peers = Peers::new(local, config, fabric.capabilities(), store, sink)?;
+    let capabilities = fabric.capabilities();
+    let peers = Peers::new(local, config, capabilities, store, sink)?;
     let landing = NodeLanding { residency: Arc::clone(residency), regions };
-    data::spawn(fabric, peers, landing, residency.clock).map_err(NodeError::Thread)
+    let spawned = data::spawn(fabric, peers, landing, residency.clock);
+    let (handle, thread) = spawned.map_err(NodeError::Thread)?;
+    Ok(StartedData { handle, thread, transport: capabilities.transport })
 }
 
 fn registry(

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::transport::TransportChoice;
 use crate::fabric::FabricError;
 use crate::lease::{LeaseConfig, LeaseConfigError};
 use crate::memory::{PoolError, PoolOptions, Watermarks};
@@ -13,6 +14,7 @@ use crate::runtime::door::BindError;
 use crate::sim::fault::FaultSpec;
 use crate::store::StoreConfigError;
 use crate::types::{NodeId, RequesterId, WordError};
+use crate::verbs::{PollMode, VerbsError};
 
 /// Where owners are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +38,15 @@ pub struct NodeOptions {
     pub requester: Option<RequesterId>,
     /// What all nodes of the cluster know; empty for an open cluster.
     pub secret: Vec<u8>,
-    /// Data streams per peer.
+    /// Which fabric.
+    pub transport: TransportChoice,
+    /// The RDMA device; the first that works where absent.
+    pub rdma_device: Option<String>,
+    /// The index of the GID to use; the best one where absent.
+    pub gid_index: Option<u32>,
+    /// How the data thread waits on an RDMA device.
+    pub poll: PollMode,
+    /// Data streams per peer: sockets, or queue pairs.
     pub streams: usize,
     /// Memory pools, at least one.
     pub pools: Vec<PoolOptions>,
@@ -75,6 +85,9 @@ pub enum NodeError {
     /// The fabric.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// RDMA was asked for and cannot be had.
+    #[error("--transport verbs cannot be had: {0}")]
+    Verbs(#[source] VerbsError),
     /// The leases.
     #[error(transparent)]
     Lease(#[from] LeaseConfigError),

@@ -1,5 +1,7 @@
 //! Waiting for many descriptors at once, level-triggered: what is not finished is reported again.
 
+#![expect(unsafe_code, reason = "says that a set may change threads")]
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -64,6 +66,10 @@ pub struct Epoll {
     fd: OwnedFd,
     events: Vec<epoll::Event>,
 }
+
+// SAFETY: the events, which keep the set from being `Send` by itself, may hold a pointer where their
+// data is one; here it is always a number that `add` and `modify` took, and nothing is followed.
+unsafe impl Send for Epoll {}
 
 impl Epoll {
     /// An empty set that reports at most `batch` descriptors per wait, at least 1.

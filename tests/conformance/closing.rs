@@ -43,7 +43,7 @@ pub(crate) fn a_close_flushes_and_holds_memory_until_the_flush_is_polled<H: Harn
     let (at_a, at_b) = (pair.at_a, pair.at_b);
     assert!(matches!(pair.a.fabric.send(at_a, b"x"), Err(FabricError::Closed)));
     pair.a.fabric.close(at_a);
-    pair.a.poll();
+    pair.pump(|a, _| a.closed(at_a).is_some());
     assert!(memory.upgrade().is_none());
     all_completed_then_closed(&pair.a, at_a);
     let flushed = |done: &(u32, CompletionStatus)| done.1 == CompletionStatus::Flushed;
@@ -69,7 +69,9 @@ pub(crate) fn after_the_holder_closes_nothing_new_can_be_read<H: Harness>() {
     all_completed_then_closed(&pair.a, at_a);
     let done = pair.a.completions(at_a);
     let unreachable = |done: &&(u32, CompletionStatus)| done.1 == CompletionStatus::Unreachable;
-    assert_eq!(done.iter().filter(unreachable).count(), 1, "{done:?}");
+    // A device may have read everything before the close: its READs do not wait for the holder.
+    let failed = done.iter().any(|done| done.1 != CompletionStatus::Success);
+    assert_eq!(done.iter().filter(unreachable).count(), usize::from(failed), "{done:?}");
     assert!(!Pair::<H>::bytes(&memory, 0, len).contains(&2));
     assert_eq!(pair.a.closed(at_a), Some(CloseReason::PeerClosed));
     assert_eq!(pair.b.closed(at_b), Some(CloseReason::Requested));
@@ -93,8 +95,12 @@ pub(crate) fn a_deregistration_in_mid_read_ends_it<H: Harness>() {
     pair.b.get_stuck();
     pair.b.fabric.deregister(remote.id);
     H::write(&held, 0, &vec![2; len]);
-    pair.pump(|a, _| a.closed(at_a).is_some());
-    assert_eq!(pair.a.completions(at_a).len(), count as usize);
+    // A device may have read everything before that: its READs do not wait for the holder.
+    pair.pump(|a, _| a.closed(at_a).is_some() || a.completions(at_a).len() == count as usize);
+    pair.pump(|a, _| a.completions(at_a).len() == count as usize);
+    let all = pair.a.completions(at_a);
+    let read = all.iter().all(|done| done.1 == CompletionStatus::Success);
+    assert!(read || pair.a.closed(at_a).is_some());
     assert!(!Pair::<H>::bytes(&memory, 0, len).contains(&2));
 }
 

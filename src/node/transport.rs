@@ -1,0 +1,114 @@
+//! Which fabric a node runs on.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use super::options::{NodeError, NodeOptions};
+use crate::tcp::{TcpConfig, TcpFabric};
+use crate::verbs::{VerbsConfig, VerbsFabric};
+
+/// What a node may be told about its fabric. All nodes of a cluster must have the same one: a verbs
+/// fabric and a TCP fabric close each other's connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TransportChoice {
+    /// RDMA where a device works, else TCP, which the log says.
+    #[default]
+    Auto,
+    /// RDMA, or no start.
+    Verbs,
+    /// TCP.
+    Tcp,
+}
+
+impl TransportChoice {
+    /// All choices.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Verbs, Self::Tcp];
+
+    /// The name that settings use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Verbs => "verbs",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for TransportChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for TransportChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.as_str() == text);
+        found.ok_or_else(|| format!("a transport is one of auto, verbs, tcp; got {text:?}"))
+    }
+}
+
+/// The fabric that was chosen.
+#[derive(Debug)]
+pub(super) enum Chosen {
+    Verbs(Box<VerbsFabric>),
+    Tcp(Box<TcpFabric>),
+}
+
+impl Chosen {
+    /// Makes the fabric that the options ask for.
+    pub(super) fn new(options: &NodeOptions) -> Result<Self, NodeError> {
+        if options.transport == TransportChoice::Tcp {
+            return tcp(options);
+        }
+        let made = VerbsFabric::new(&VerbsConfig {
+            listen: Some(options.listen),
+            device: options.rdma_device.clone(),
+            gid_index: options.gid_index,
+            lanes: options.streams,
+            poll: options.poll,
+            ..VerbsConfig::default()
+        });
+        match made {
+            Ok(fabric) => Ok(Self::Verbs(Box::new(fabric))),
+            Err(error) if options.transport == TransportChoice::Auto => {
+                tracing::warn!(%error, "no RDMA: this node uses TCP");
+                tcp(options)
+            }
+            Err(error) => Err(NodeError::Verbs(error)),
+        }
+    }
+
+    /// Where peers connect.
+    pub(super) fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Verbs(fabric) => fabric.local_addr(),
+            Self::Tcp(fabric) => fabric.local_addr(),
+        }
+    }
+}
+
+fn tcp(options: &NodeOptions) -> Result<Chosen, NodeError> {
+    let fabric = TcpFabric::new(TcpConfig {
+        listen: Some(options.listen),
+        streams: options.streams,
+        ..TcpConfig::default()
+    })?;
+    Ok(Chosen::Tcp(Box::new(fabric)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_parsed_and_others_refused() {
+        for choice in TransportChoice::ALL {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        assert!("rdma".parse::<TransportChoice>().unwrap_err().contains("auto, verbs, tcp"));
+    }
+}

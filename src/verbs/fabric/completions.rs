@@ -1,0 +1,157 @@
+//! What a connection makes of its completions.
+
+use super::broken::{Broken, status};
+use super::connection::{Connection, Stage, Surroundings};
+use super::messages::Frame;
+use super::wr_id::Work;
+use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent};
+use crate::sys::ibverbs::ibv_wc;
+
+/// Completions taken at once.
+const COMPLETIONS: usize = 32;
+
+/// So many times completions are taken per turn, so that one peer does not keep the others waiting.
+const TURNS: usize = 8;
+
+impl Connection {
+    /// Takes completions, a bounded number. Answers whether there were any.
+    pub(super) fn drain(&mut self, around: &mut Surroundings<'_>, batch: &mut EventBatch) -> bool {
+        if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting) {
+            return false;
+        }
+        let mut found = [ibv_wc::default(); COMPLETIONS];
+        let mut any = false;
+        for _turn in 0..TURNS {
+            let Some(link) = &self.link else { return any };
+            let count = match link.cq.poll(&mut found) {
+                Ok(count) => count,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection ends");
+                    self.cut(Broken::UNREACHABLE, around.now);
+                    return any;
+                }
+            };
+            for done in found.iter().take(count) {
+                if let Err(broken) = self.complete(done, around, batch) {
+                    self.cut(broken, around.now);
+                }
+            }
+            any |= count > 0;
+            if count < COMPLETIONS {
+                break;
+            }
+        }
+        if any
+            && let Some(link) = &mut self.link
+            && let Err(error) = link.messages.advance()
+        {
+            tracing::warn!(%error, "a connection ends");
+            self.cut(Broken::UNREACHABLE, around.now);
+        }
+        any
+    }
+
+    fn complete(
+        &mut self,
+        done: &ibv_wc,
+        around: &mut Surroundings<'_>,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        let status = status(done.status);
+        let good = status == CompletionStatus::Success;
+        match Work::decode(done.wr_id) {
+            Some(Work::Read { lane, number }) => {
+                self.complete_read((lane, number), status, around, batch)
+            }
+            Some(Work::Marker { lane }) => {
+                self.abandon(usize::from(lane), batch);
+                Ok(())
+            }
+            Some(Work::Send { slot }) => {
+                let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+                link.messages.sent(slot);
+                match status {
+                    CompletionStatus::Success if self.stage == Stage::Probe => self.open(batch),
+                    CompletionStatus::Success => {}
+                    CompletionStatus::Unreachable => return Err(Broken::UNREACHABLE),
+                    _ => return Err(Broken::PEER_CLOSED),
+                }
+                Ok(())
+            }
+            Some(Work::Receive { slot }) if good => self.take_frame(slot, done.byte_len, batch),
+            Some(Work::Receive { .. }) => Err(Broken::PEER_CLOSED),
+            None => {
+                *around.stale += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn complete_read(
+        &mut self,
+        (lane, number): (u8, u64),
+        status: CompletionStatus,
+        around: &mut Surroundings<'_>,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        let (mut told, mut breaks) = (status, None);
+        match status {
+            CompletionStatus::Success => {}
+            _ if self.broken.is_none() => {
+                let broken = Broken::by_read(status);
+                if status == CompletionStatus::Flushed {
+                    told = broken.first;
+                }
+                breaks = Some(broken);
+            }
+            CompletionStatus::Flushed | CompletionStatus::Unreachable => {
+                told = self.first.take().unwrap_or(CompletionStatus::Flushed);
+            }
+            _ => {}
+        }
+        let connection = self.id;
+        let lanes = self.link.as_mut().map(|link| &mut link.lanes);
+        let known = lanes.and_then(|lanes| lanes.get_mut(usize::from(lane))).is_some_and(|lane| {
+            lane.complete(number, told, |wr_id, status| {
+                let done = Completion { connection, wr_id, status };
+                batch.events.push(FabricEvent::Completed(done));
+            })
+        });
+        if !known {
+            *around.stale += 1;
+        }
+        if let Some(broken) = breaks {
+            self.cut(broken, around.now);
+            // The one that broke it has told already.
+            self.first = None;
+        }
+        Ok(())
+    }
+
+    fn take_frame(&mut self, slot: u8, bytes: u32, batch: &mut EventBatch) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        let start = batch.bytes.len();
+        let frame = link.messages.received(slot, bytes, &mut batch.bytes);
+        let frame = frame.map_err(|_violation| Broken::VIOLATION)?;
+        link.messages.renew(slot).map_err(|_gone| Broken::UNREACHABLE)?;
+        if self.is_broken() {
+            batch.bytes.truncate(start);
+            return Ok(());
+        }
+        match (frame, self.stage) {
+            (Frame::Ready, Stage::Ready) => self.open(batch),
+            (Frame::Ready, _) | (_, Stage::Ready) => return Err(Broken::VIOLATION),
+            // The peer talks, so it has our READY: its acknowledgement is only late.
+            (_, Stage::Probe) => self.open(batch),
+            _ => {}
+        }
+        if let Frame::Message(len) = frame {
+            // A caller that never clears its batch reaches 4 GiB; its connections break, the others'
+            // bytes stay right.
+            let range = u32::try_from(start).ok().zip(u32::try_from(start + len).ok());
+            let (start, end) = range.ok_or(Broken::REQUESTED)?;
+            batch.events.push(FabricEvent::Message { connection: self.id, start, end });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! How a verbs fabric is set up.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::limits::HANDSHAKE_TIMEOUT;
+#[cfg(doc)]
+use crate::limits::STREAMS_MAX;
+
+/// How a poll waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PollMode {
+    /// Never sleeps: the lowest latency, for a core of its own.
+    Busy,
+    /// Spins for a while after work, then sleeps until an event.
+    #[default]
+    Adaptive,
+    /// Sleeps until an event: the least processor time.
+    Event,
+}
+
+impl PollMode {
+    /// The name that settings use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Adaptive => "adaptive",
+            Self::Event => "event",
+        }
+    }
+}
+
+impl fmt::Display for PollMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for PollMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Busy, Self::Adaptive, Self::Event];
+        let found = all.into_iter().find(|mode| mode.as_str() == text);
+        found.ok_or_else(|| format!("{text} is none of busy, adaptive, event"))
+    }
+}
+
+/// How a verbs fabric is set up.
+#[derive(Debug, Clone)]
+pub struct VerbsConfig {
+    /// Where peers exchange addresses with it; port 0 takes any free one. `None`: connect only.
+    /// Default: none.
+    pub listen: Option<SocketAddr>,
+    /// The device's name. `None`: the first one that works. Default: none.
+    pub device: Option<String>,
+    /// The GID's index, instead of the one of the highest score. Default: none.
+    pub gid_index: Option<u32>,
+    /// Data queue pairs per connection, `1..=`[`STREAMS_MAX`]; the smaller number of both ends
+    /// holds. Default: 2.
+    pub lanes: usize,
+    /// How polls wait. Default: adaptive.
+    pub poll: PollMode,
+    /// Time for a connection to open. Default: [`HANDSHAKE_TIMEOUT`].
+    pub handshake_timeout: Duration,
+}
+
+impl Default for VerbsConfig {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            device: None,
+            gid_index: None,
+            lanes: 2,
+            poll: PollMode::default(),
+            handshake_timeout: HANDSHAKE_TIMEOUT,
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! One connection: a socket on which both ends exchange their addresses, then queue pairs, and how
+//! they begin and end together.
+//!
+//! ```text
+//! connector                         acceptor
+//! connect            -- TCP -->
+//! Hello              -- TCP -->     its queue pairs are up
+//!                    <-- TCP --     Hello
+//! its queue pairs are up
+//! READY              -- SEND -->    Accepted
+//! Connected          <- ack of it
+//! ```
+//!
+//! READY travels as every message does, so a GID that does not work is found here. The socket stays
+//! open: its end is how a peer's death is noticed before any retry counter runs out.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::broken::Broken;
+use super::device::Device;
+use super::hello::{HELLO_BYTES, Hello};
+use super::lane::Lane;
+use super::link::Link;
+use super::regions::Regions;
+use super::table::Token;
+use crate::fabric::{
+    CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricEvent, WrId,
+};
+use crate::limits::PING_INTERVAL;
+use crate::sys::epoll::{Epoll, Interest, Ready};
+use crate::sys::socket;
+use crate::types::Timestamp;
+use crate::verbs::VerbsError;
+
+/// Time for what is outstanding to be flushed after a cut; then the queue pairs are destroyed, which
+/// ends it as well.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time for messages that were sent before a close to arrive.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// Time for a peer whose READ broke our queue pair to close the connection itself.
+const SUSPICION: Duration = Duration::from_millis(200);
+
+/// What a connection borrows from its fabric for one call.
+pub(super) struct Surroundings<'a> {
+    pub(super) device: &'a Device,
+    pub(super) regions: &'a Regions,
+    pub(super) epoll: &'a Epoll,
+    /// Completions that matched nothing, counted.
+    pub(super) stale: &'a mut u64,
+    pub(super) now: Timestamp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// We connect: TCP does.
+    Dialing,
+    /// We connect: the acceptor's hello must come.
+    Welcome,
+    /// We connect: our READY must be acknowledged.
+    Probe,
+    /// We accept: the connector's hello must come.
+    Greeting,
+    /// We accept: READY must come.
+    Ready,
+    /// Messages.
+    Open,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) id: ConnectionId,
+    pub(super) stage: Stage,
+    /// `None` once it is cut, unless last messages are on their way.
+    pub(super) socket: Option<OwnedFd>,
+    pub(super) inbox: [u8; HELLO_BYTES],
+    pub(super) have: usize,
+    pub(super) outbox: Vec<u8>,
+    /// When it must be open; after a cut, when it must be drained.
+    pub(super) deadline: Timestamp,
+    pub(super) link: Option<Link>,
+    pub(super) admitted: bool,
+    /// Whether the caller knows of it, so that its end is an event.
+    pub(super) announced: bool,
+    pub(super) broken: Option<Broken>,
+    /// How the next READ that a cut flushes ends.
+    pub(super) first: Option<CompletionStatus>,
+    pub(super) linger: Timestamp,
+    pub(super) suspect: Option<Timestamp>,
+    /// READs that never reached a queue pair, and how they ended.
+    pub(super) stillborn: Vec<(WrId, CompletionStatus)>,
+}
+
+impl Connection {
+    /// A connection that this end began on `socket`.
+    pub(super) fn dialed(id: ConnectionId, socket: OwnedFd, deadline: Timestamp) -> Self {
+        let mut connection = Self::accepted(id, socket, deadline);
+        connection.stage = Stage::Dialing;
+        connection.announced = true;
+        connection
+    }
+
+    /// A connection that a peer began on `socket`.
+    pub(super) fn accepted(id: ConnectionId, socket: OwnedFd, deadline: Timestamp) -> Self {
+        Self {
+            id,
+            stage: Stage::Greeting,
+            socket: Some(socket),
+            inbox: [0; HELLO_BYTES],
+            have: 0,
+            outbox: Vec::new(),
+            deadline,
+            link: None,
+            admitted: false,
+            announced: false,
+            broken: None,
+            first: None,
+            linger: deadline,
+            suspect: None,
+            stillborn: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Whether messages may be sent.
+    pub(super) fn is_open(&self) -> bool {
+        self.stage == Stage::Open && !self.is_broken()
+    }
+
+    /// Whether a peer began it and has not shown yet that it can talk.
+    pub(super) fn is_gathering(&self) -> bool {
+        matches!(self.stage, Stage::Greeting | Stage::Ready) && !self.is_broken()
+    }
+
+    /// Whether deadlines are running.
+    pub(super) fn is_timed(&self) -> bool {
+        self.stage != Stage::Open || self.is_broken() || self.suspect.is_some()
+    }
+
+    /// Whether READs may be posted.
+    pub(super) fn can_post(&self) -> bool {
+        self.is_open() && self.admitted
+    }
+
+    pub(super) fn lanes(&self) -> &[Lane] {
+        self.link.as_ref().map_or(&[], |link| &link.lanes)
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.lanes().iter().map(Lane::outstanding).sum::<usize>() + self.stillborn.len()
+    }
+
+    pub(super) fn link_mut(&mut self) -> Option<&mut Link> {
+        self.link.as_mut()
+    }
+
+    pub(super) fn admit(&mut self) -> Result<(), VerbsError> {
+        if let Some(link) = &self.link {
+            link.admit()?;
+        }
+        self.admitted = true;
+        Ok(())
+    }
+
+    /// Handles a ready socket.
+    pub(super) fn handle_socket(
+        &mut self,
+        ready: Ready,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), Broken> {
+        if self.is_broken() {
+            // The peer is gone or says what nobody reads: nothing lingers for it.
+            self.socket = None;
+            return Ok(());
+        }
+        if ready.writable && self.stage == Stage::Dialing {
+            let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
+            socket::connected(socket).map_err(|_refused| Broken::UNREACHABLE)?;
+            let link = Link::new(around.device, around.device.lanes, self.token().encode());
+            let link = link.map_err(|error| self.exhausted(&error))?;
+            self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.device)));
+            self.link = Some(link);
+            self.stage = Stage::Welcome;
+        }
+        if ready.readable && self.stage != Stage::Dialing {
+            self.receive(around)?;
+        }
+        self.flush()?;
+        self.arm(around.epoll)
+    }
+
+    fn token(&self) -> Token {
+        Token::Connection(self.id)
+    }
+
+    fn exhausted(&self, error: &VerbsError) -> Broken {
+        tracing::warn!(%error, "a connection cannot be made");
+        Broken::EXHAUSTED
+    }
+
+    fn flush(&mut self) -> Result<(), Broken> {
+        let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
+        while !self.outbox.is_empty() && self.stage != Stage::Dialing {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(socket, &self.outbox, flags) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(error) => return tolerate(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches for output where there is some.
+    fn arm(&self, epoll: &Epoll) -> Result<(), Broken> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let want = Interest::new(true, !self.outbox.is_empty());
+        let changed = epoll.modify(socket, self.token().encode(), want);
+        changed.map_err(|_refused| Broken::UNREACHABLE)
+    }
+
+    /// Reads the peer's hello, then nothing but the end.
+    fn receive(&mut self, around: &mut Surroundings<'_>) -> Result<(), Broken> {
+        let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
+        let mut excess = [0];
+        let missing = self.inbox.get_mut(self.have..).unwrap_or_default();
+        let expected = !missing.is_empty();
+        let into = if expected { missing } else { &mut excess };
+        match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(Broken::PEER_CLOSED),
+            Ok(_) if !expected => return Err(Broken::VIOLATION),
+            Ok((count, _)) => self.have += count,
+            Err(error) => return tolerate(error),
+        }
+        if self.have < HELLO_BYTES {
+            return Ok(());
+        }
+        let peer = Hello::decode(&self.inbox).ok_or(Broken::VIOLATION)?;
+        match self.stage {
+            Stage::Welcome => self.take_welcome(&peer, around),
+            _ => self.take_greeting(&peer, around),
+        }
+    }
+
+    fn take_welcome(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        if usize::try_from(peer.lanes).unwrap_or(usize::MAX) > link.lanes.len() {
+            return Err(Broken::VIOLATION);
+        }
+        let up = link.connect(around.device, peer).and_then(|()| link.messages.ready());
+        up.map_err(|error| self.exhausted(&error))?;
+        self.stage = Stage::Probe;
+        Ok(())
+    }
+
+    fn take_greeting(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
+        let wanted = usize::try_from(peer.lanes).unwrap_or(usize::MAX);
+        let lanes = wanted.min(around.device.lanes);
+        let link = Link::new(around.device, lanes, self.token().encode());
+        let mut link = link.map_err(|error| self.exhausted(&error))?;
+        link.connect(around.device, peer).map_err(|error| self.exhausted(&error))?;
+        self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.device)));
+        self.link = Some(link);
+        self.stage = Stage::Ready;
+        Ok(())
+    }
+
+    /// The connection is up.
+    pub(super) fn open(&mut self, batch: &mut EventBatch) {
+        let connection = self.id;
+        batch.events.push(match self.stage {
+            Stage::Ready => FabricEvent::Accepted { connection },
+            _ => FabricEvent::Connected { connection },
+        });
+        self.announced = true;
+        self.stage = Stage::Open;
+        if let Some(socket) = &self.socket {
+            // Without it an idle peer's death is noticed at the next message.
+            socket::keep_alive(socket, PING_INTERVAL).ok();
+        }
+    }
+
+    /// Whether a message of this length can be sent or queued.
+    pub(super) fn has_room(&self, len: usize) -> bool {
+        self.link.as_ref().is_some_and(|link| link.messages.has_room(len))
+    }
+
+    /// Sends a message for which there is room.
+    pub(super) fn send(&mut self, message: &[u8]) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        link.messages.send(message).map_err(|error| {
+            tracing::warn!(%error, "a connection ends");
+            Broken::UNREACHABLE
+        })
+    }
+
+    /// A queue pair went to ERR by itself: where that is the peer's doing, it is about to close.
+    pub(super) fn suspect(&mut self, now: Timestamp) {
+        self.suspect.get_or_insert(now + SUSPICION);
+    }
+
+    /// Checks the deadlines of a connection that is not broken.
+    pub(super) fn check(&self, now: Timestamp) -> Result<(), Broken> {
+        if self.stage != Stage::Open && now >= self.deadline {
+            return Err(Broken::UNREACHABLE);
+        }
+        match self.suspect {
+            Some(limit) if now >= limit => Err(Broken::PEER_CLOSED),
+            _ => Ok(()),
+        }
+    }
+
+    /// Cuts the peer off from our memory: lanes go to ERR or are destroyed. Only last messages may
+    /// still be on their way, where this end closes in order.
+    pub(super) fn cut(&mut self, broken: Broken, now: Timestamp) {
+        if self.is_broken() {
+            return;
+        }
+        self.broken = Some(broken);
+        self.first = Some(broken.first);
+        self.deadline = now + DRAIN_TIMEOUT;
+        self.linger = now + LINGER;
+        let Some(link) = &mut self.link else {
+            self.socket = None;
+            return;
+        };
+        for lane in &mut link.lanes {
+            lane.cut();
+        }
+        let orderly = broken.reason == CloseReason::Requested && self.stage == Stage::Open;
+        if !orderly || !link.messages.has_outgoing() {
+            link.messages.cut();
+            self.socket = None;
+        }
+    }
+
+    pub(super) fn abandon(&mut self, lane: usize, batch: &mut EventBatch) {
+        let (connection, first) = (self.id, &mut self.first);
+        let lanes = self.link.as_mut().map(|link| &mut link.lanes);
+        let Some(lane) = lanes.and_then(|lanes| lanes.get_mut(lane)) else { return };
+        lane.abandon(|wr_id| {
+            let status = first.take().unwrap_or(CompletionStatus::Flushed);
+            let done = Completion { connection, wr_id, status };
+            batch.events.push(FabricEvent::Completed(done));
+        });
+    }
+
+    /// Whether a broken connection is over: everything outstanding has completed. What does not
+    /// drain in time is given up by destroying its queue pair.
+    pub(super) fn is_over(&mut self, now: Timestamp, batch: &mut EventBatch) -> bool {
+        if !self.is_broken() {
+            return false;
+        }
+        let late = now >= self.deadline;
+        for lane in 0..self.lanes().len() {
+            let state = self.lanes().get(lane);
+            if state.is_some_and(|lane| !lane.is_drained() && (late || !lane.is_live())) {
+                self.abandon(lane, batch);
+            }
+        }
+        let drained = self.lanes().iter().all(Lane::is_drained);
+        let outgoing = self.link.as_ref().is_some_and(|link| link.messages.has_outgoing());
+        drained && (!outgoing || self.socket.is_none() || now >= self.linger)
+    }
+
+    /// Ends a connection that is over.
+    pub(super) fn bury(self, batch: &mut EventBatch) {
+        let reason = self.broken.unwrap_or(Broken::REQUESTED).reason;
+        let connection = self.id;
+        // First, so that whoever reads the events finds no queue pair left.
+        drop(self.link);
+        for (wr_id, status) in self.stillborn {
+            let done = Completion { connection, wr_id, status };
+            batch.events.push(FabricEvent::Completed(done));
+        }
+        if self.announced {
+            batch.events.push(FabricEvent::Closed { connection, reason });
+        }
+    }
+}
+
+/// What an error of a socket means. A reset is how TCP tells of a close with bytes under way.
+fn tolerate(error: rustix::io::Errno) -> Result<(), Broken> {
+    use rustix::io::Errno;
+    match error {
+        Errno::AGAIN | Errno::INTR => Ok(()),
+        Errno::CONNRESET | Errno::PIPE => Err(Broken::PEER_CLOSED),
+        _ => Err(Broken::UNREACHABLE),
+    }
+}

@@ -1,0 +1,171 @@
+//! A data queue pair and its READs, in the order in which they were posted.
+//!
+//! A reliable connection completes its READs in order, so the completion of one READ is that of all
+//! before it: only the last of a list, and one in [`SIGNAL_EVERY`], report their success. After an
+//! error each READ reports for itself, signaled or not. A marker behind the last one ends the drain
+//! where nothing that was outstanding would report.
+
+use std::collections::VecDeque;
+use std::io;
+
+use super::wr_id::{Work, truncate};
+use crate::fabric::{CompletionStatus, ReadWork, RemoteSpan, WrId};
+use crate::verbs::{QueuePair, Segment, SendList};
+
+/// Every so many READs of a list report their success, so that blocks at the start of a long list do
+/// not wait for its end.
+const SIGNAL_EVERY: usize = 16;
+
+#[derive(Debug, Clone, Copy)]
+struct Posted {
+    wr_id: WrId,
+    bytes: u32,
+}
+
+/// One data queue pair.
+#[derive(Debug)]
+pub(super) struct Lane {
+    index: u8,
+    /// `None` once it is destroyed: the device can touch nothing for it any more.
+    pair: Option<QueuePair>,
+    posted: VecDeque<Posted>,
+    /// The number of the next READ.
+    next: u64,
+    bytes: u64,
+    list: SendList,
+    /// Whether the last READ in the queue reports its success.
+    signaled: bool,
+}
+
+impl Lane {
+    /// A lane with room for `depth` READs and a marker.
+    pub(super) fn new(index: u8, pair: QueuePair, depth: usize) -> Self {
+        Self {
+            index,
+            pair: Some(pair),
+            posted: VecDeque::with_capacity(depth),
+            next: 0,
+            bytes: 0,
+            list: SendList::default(),
+            signaled: true,
+        }
+    }
+
+    pub(super) fn pair(&self) -> Option<&QueuePair> {
+        self.pair.as_ref()
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// Bytes that outstanding READs read.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The number that the next READ will get.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The number of the oldest READ outstanding, or of the next one.
+    pub(super) fn oldest(&self) -> u64 {
+        self.next - self.posted.len() as u64
+    }
+
+    /// Puts a READ into the list.
+    pub(super) fn add(&mut self, work: &ReadWork, segments: impl Iterator<Item = Segment>) {
+        let id = Work::Read { lane: self.index, number: self.next }.encode();
+        let signaled = self.list.len() % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+        self.list.read(id, &work.remote, segments, signaled);
+        self.posted.push_back(Posted { wr_id: work.wr_id, bytes: work.remote.len });
+        self.next += 1;
+        self.bytes += u64::from(work.remote.len);
+    }
+
+    /// Posts the list. Where the device refuses it, those of its READs that were not posted go to
+    /// `refused`.
+    pub(super) fn flush(&mut self, refused: &mut Vec<WrId>) -> Result<(), io::Error> {
+        if self.list.is_empty() {
+            return Ok(());
+        }
+        self.list.signal_last();
+        self.signaled = true;
+        let total = self.list.len();
+        let outcome = match &self.pair {
+            Some(pair) => pair.post_send(&mut self.list).map_err(|part| (part.posted, part.source)),
+            None => Err((0, io::ErrorKind::NotConnected.into())),
+        };
+        self.list.clear();
+        outcome.map_err(|(posted, source)| {
+            let keep = self.posted.len().saturating_sub(total - posted);
+            for one in self.posted.drain(keep..) {
+                refused.push(one.wr_id);
+                self.next -= 1;
+                self.bytes -= u64::from(one.bytes);
+            }
+            self.signaled = posted == 0;
+            source
+        })
+    }
+
+    /// The completion of a READ by its number: `each` gets the READs before it, which succeeded, and
+    /// it. `false` where no such READ is outstanding.
+    pub(super) fn complete(
+        &mut self,
+        number: u64,
+        status: CompletionStatus,
+        mut each: impl FnMut(WrId, CompletionStatus),
+    ) -> bool {
+        let ahead = truncate(number.wrapping_sub(self.oldest()));
+        if ahead >= self.posted.len() as u64 {
+            return false;
+        }
+        for at in 0..=ahead {
+            let Some(one) = self.posted.pop_front() else { break };
+            self.bytes -= u64::from(one.bytes);
+            each(one.wr_id, if at == ahead { status } else { CompletionStatus::Success });
+        }
+        true
+    }
+
+    /// Cuts the peer off, and makes what is outstanding flush. A lane without anything outstanding is
+    /// destroyed at once.
+    pub(super) fn cut(&mut self) {
+        let Some(pair) = &self.pair else { return };
+        let failed = !self.posted.is_empty() && pair.fail().is_ok();
+        if !failed {
+            // Either nothing is outstanding, or the device is gone: then READs are given up in
+            // `abandon`, and destruction is what stops them.
+            self.pair = None;
+        } else if !self.signaled {
+            let nothing = RemoteSpan { rkey: 0, address: 0, len: 0 };
+            let id = Work::Marker { lane: self.index }.encode();
+            self.list.read(id, &nothing, std::iter::empty(), true);
+            // Where not even this can be posted, the drain ends at its deadline.
+            pair.post_send(&mut self.list).ok();
+            self.list.clear();
+        }
+    }
+
+    /// Whether nothing is outstanding, after a cut.
+    pub(super) fn is_drained(&self) -> bool {
+        self.posted.is_empty()
+    }
+
+    /// Whether what is outstanding can complete by itself.
+    pub(super) fn is_live(&self) -> bool {
+        self.pair.is_some()
+    }
+
+    /// Destroys the queue pair; `each` gets what was outstanding, which the device does not touch any
+    /// more.
+    pub(super) fn abandon(&mut self, mut each: impl FnMut(WrId)) {
+        self.pair = None;
+        for one in self.posted.drain(..) {
+            each(one.wr_id);
+        }
+        self.bytes = 0;
+    }
+}

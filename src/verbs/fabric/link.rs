@@ -1,0 +1,106 @@
+//! The queues of one connection, made together and brought up together.
+
+use std::sync::Arc;
+
+use super::device::Device;
+use super::hello::{Hello, random_psn};
+use super::lane::Lane;
+use super::messages::{Messages, RECEIVES, SENDS};
+use crate::fabric::FabricError;
+use crate::verbs::{CompletionQueue, Path, QueuePair, QueuePairAddress, QueueSizes, VerbsError};
+
+/// One completion queue, one queue pair for messages, and the lanes.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) messages: Messages,
+    pub(super) lanes: Vec<Lane>,
+    /// Sequence numbers of the message queue pair, then of the lanes.
+    psns: Vec<u32>,
+    pub(super) cq: Arc<CompletionQueue>,
+    /// Whether the next completion makes an event.
+    pub(super) armed: bool,
+}
+
+impl Link {
+    /// Queues with `count` lanes, whose events carry `token`; nothing is reachable yet.
+    pub(super) fn new(device: &Device, count: usize, token: u64) -> Result<Self, VerbsError> {
+        let cq = CompletionQueue::new(
+            &device.context,
+            &device.channel,
+            device.completions(count),
+            token,
+        )?;
+        let pair = |sizes| {
+            let pair = QueuePair::new(&device.domain, &cq, sizes, token)?;
+            pair.init(device.port.number)?;
+            Ok::<_, VerbsError>(pair)
+        };
+        let messages = QueueSizes { sends: SENDS.into(), receives: RECEIVES.into(), segments: 1 };
+        let reads = QueueSizes { sends: device.reads + 1, receives: 0, segments: device.segments };
+        let messages = Messages::new(&device.domain, pair(messages)?)?;
+        messages.post_receives()?;
+        let mut lanes = Vec::with_capacity(count);
+        for index in 0..count {
+            let index = u8::try_from(index).unwrap_or(u8::MAX);
+            lanes.push(Lane::new(index, pair(reads)?, device.reads as usize));
+        }
+        let psns = (0..=count).map(|_| random_psn()).collect::<Result<_, _>>();
+        let psns = psns.map_err(|error| FabricError::Os {
+            call: "getrandom".to_owned(),
+            source: std::io::Error::other(error),
+            remedy: "allow the getrandom system call in the container's seccomp profile",
+        })?;
+        Ok(Self { messages, lanes, psns, cq, armed: false })
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32)> {
+        let messages = std::iter::once(self.messages.pair());
+        let pairs = messages.chain(self.lanes.iter().map(Lane::pair));
+        pairs.zip(&self.psns).filter_map(|(pair, psn)| Some((pair?, *psn)))
+    }
+
+    /// What the peer must know.
+    pub(super) fn hello(&self, device: &Device) -> Hello {
+        let mut hello = Hello::new();
+        hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
+        hello.mtu = device.port.active_mtu.cast_unsigned();
+        hello.reads_issued = device.limits.reads_issued.into();
+        hello.reads_served = device.limits.reads_served.into();
+        hello.message_bytes = device.port.message_bytes;
+        hello.receives = RECEIVES.into();
+        hello.lid = device.port.lid.into();
+        hello.gid = device.choice.gid.raw;
+        for (index, (pair, psn)) in self.pairs().enumerate() {
+            hello.set_pair(index, QueuePairAddress { number: pair.number(), psn });
+        }
+        hello
+    }
+
+    /// Connects all queue pairs to the peer's; of every limit the smaller one holds. Lanes beyond
+    /// what the peer granted are destroyed.
+    pub(super) fn connect(&mut self, device: &Device, peer: &Hello) -> Result<(), VerbsError> {
+        self.lanes.truncate(usize::try_from(peer.lanes).unwrap_or(0));
+        let smaller = |ours: u8, theirs: u32| u8::try_from(theirs).map_or(ours, |it| it.min(ours));
+        let path = Path {
+            port: device.port.number,
+            sgid_index: device.sgid_index,
+            global: device.port.ethernet || device.port.lid == 0,
+            dgid: peer.gid,
+            dlid: u16::try_from(peer.lid).unwrap_or(0),
+            mtu: device.port.active_mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
+            reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
+            reads_served: smaller(device.limits.reads_served, peer.reads_issued),
+        };
+        for (index, (pair, psn)) in self.pairs().enumerate() {
+            pair.ready_to_receive(&path, peer.pair(index))?;
+            pair.ready_to_send(&path, psn)?;
+        }
+        self.messages.grant(peer.receives);
+        Ok(())
+    }
+
+    /// Lets the peer READ.
+    pub(super) fn admit(&self) -> Result<(), VerbsError> {
+        self.lanes.iter().filter_map(Lane::pair).try_for_each(QueuePair::allow_reads)
+    }
+}

@@ -1,0 +1,273 @@
+//! Messages of one connection: SENDs on a queue pair of their own, so that they do not queue behind
+//! READs.
+//!
+//! Each end posts [`RECEIVES`] receives and tells how many; a sender has one credit per receive that
+//! waits for it, and each frame returns those of the receives that were posted again. So a message
+//! always finds a receive, and the device never has to retry. The last credit is kept for a frame
+//! that returns credits, or both ends could wait for each other.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use bytemuck::{Pod, Zeroable};
+
+use super::wr_id::Work;
+use crate::fabric::{Access, FabricError};
+use crate::limits::MESSAGE_BYTES_MAX;
+use crate::memory::Mapping;
+use crate::verbs::{MemoryRegion, ProtectionDomain, QueuePair, Segment, SendList, VerbsError};
+
+/// Receives that wait for a peer: a few requests and answers overlap, more would wait in vain.
+pub(super) const RECEIVES: u8 = 8;
+
+/// Messages on their way at once; more wait in the queue.
+pub(super) const SENDS: u8 = 4;
+
+/// Credits that are returned by a frame of their own when no message carries them.
+const RETURN_AT: u32 = RECEIVES as u32 / 2;
+
+/// Bytes that may wait for credits: eight of the longest messages.
+const QUEUE_BYTES_MAX: usize = 8 * MESSAGE_BYTES_MAX;
+
+/// What a waiting message costs beside its bytes, so that empty ones are bounded too.
+const WAITING_BYTES: usize = 64;
+
+/// Length of a slot: the longest frame in whole cache lines.
+const SLOT_BYTES: usize = (HEADER_BYTES + MESSAGE_BYTES_MAX).next_multiple_of(64);
+
+/// [`Header::kind`]: the connector can send; its arrival shows that the path works.
+pub(super) const READY: u16 = 1;
+/// [`Header::kind`]: a message.
+pub(super) const MESSAGE: u16 = 2;
+/// [`Header::kind`]: credits alone.
+const CREDITS: u16 = 3;
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Header {
+    kind: u16,
+    credits: u16,
+    len: u32,
+}
+
+const HEADER_BYTES: usize = size_of::<Header>();
+
+/// The peer sent what no fabric sends.
+#[derive(Debug)]
+pub(super) struct Violation;
+
+/// A frame that arrived, without credits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// [`READY`].
+    Ready,
+    /// A message; its bytes were appended, and so many there are.
+    Message(usize),
+    /// Credits alone.
+    Nothing,
+}
+
+/// The message queue pair of one connection.
+#[derive(Debug)]
+pub(super) struct Messages {
+    /// `None` once it is destroyed. Before the ring, so that it goes first.
+    pair: Option<QueuePair>,
+    ring: MemoryRegion,
+    credits: u32,
+    /// The peer's receives: more credits than this are a violation.
+    receives: u32,
+    owed: u32,
+    free: ArrayVec<u8, { SENDS as usize }>,
+    /// Messages that wait for credits or slots. Allocates only for a peer that is behind.
+    waiting: VecDeque<Vec<u8>>,
+    waiting_bytes: usize,
+    list: SendList,
+}
+
+impl Messages {
+    pub(super) fn new(domain: &Arc<ProtectionDomain>, pair: QueuePair) -> Result<Self, VerbsError> {
+        let len = SLOT_BYTES * usize::from(RECEIVES + SENDS);
+        let attempt = || -> std::io::Result<Mapping> {
+            let flags = rustix::fs::MemfdFlags::CLOEXEC;
+            let file = File::from(rustix::fs::memfd_create("kvrail-messages", flags)?);
+            file.set_len(len as u64)?;
+            Mapping::new(&file, len as u64)
+        };
+        let memory = attempt().map_err(|source| FabricError::Os {
+            call: format!("making {len} bytes for messages"),
+            source,
+            remedy: "raise the limit of open files or free memory",
+        })?;
+        Ok(Self {
+            pair: Some(pair),
+            ring: MemoryRegion::new(domain, Arc::new(memory), Access::Local)?,
+            credits: 0,
+            receives: 0,
+            owed: 0,
+            free: (0..SENDS).collect(),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            list: SendList::default(),
+        })
+    }
+
+    pub(super) fn pair(&self) -> Option<&QueuePair> {
+        self.pair.as_ref()
+    }
+
+    /// Posts all receives; the queue pair is in INIT.
+    pub(super) fn post_receives(&self) -> Result<(), VerbsError> {
+        (0..RECEIVES).try_for_each(|slot| self.post_receive(slot))
+    }
+
+    /// The peer has so many receives.
+    pub(super) fn grant(&mut self, receives: u32) {
+        self.credits = receives;
+        self.receives = receives;
+    }
+
+    fn segment(&self, place: usize, len: usize) -> Segment {
+        Segment {
+            addr: self.ring.address() + offset(place),
+            length: u32::try_from(len).unwrap_or(0),
+            lkey: self.ring.lkey(),
+        }
+    }
+
+    fn post_receive(&self, slot: u8) -> Result<(), VerbsError> {
+        let Some(pair) = &self.pair else { return Ok(()) };
+        let id = Work::Receive { slot }.encode();
+        pair.post_receive(id, self.segment(usize::from(slot), SLOT_BYTES))
+    }
+
+    /// Whether a message of this length can be sent or queued.
+    pub(super) fn has_room(&self, len: usize) -> bool {
+        self.waiting_bytes + len + WAITING_BYTES <= QUEUE_BYTES_MAX
+    }
+
+    /// Sends or queues a message for which there is room.
+    pub(super) fn send(&mut self, message: &[u8]) -> Result<(), VerbsError> {
+        if self.waiting.is_empty() && self.can_send() {
+            return self.transmit(MESSAGE, message);
+        }
+        self.waiting.push_back(message.to_vec());
+        self.waiting_bytes += message.len() + WAITING_BYTES;
+        Ok(())
+    }
+
+    /// Says that this end can send.
+    pub(super) fn ready(&mut self) -> Result<(), VerbsError> {
+        self.transmit(READY, &[])
+    }
+
+    fn can_send(&self) -> bool {
+        self.credits > 1 && !self.free.is_empty()
+    }
+
+    fn transmit(&mut self, kind: u16, message: &[u8]) -> Result<(), VerbsError> {
+        let (Some(pair), Some(memory)) = (&self.pair, self.ring.memory()) else { return Ok(()) };
+        let Some(slot) = self.free.pop() else { return Ok(()) };
+        let header = Header {
+            kind,
+            credits: u16::try_from(self.owed).unwrap_or(u16::MAX),
+            len: u32::try_from(message.len()).unwrap_or(u32::MAX),
+        };
+        let place = usize::from(RECEIVES + slot);
+        // Messages are no longer than a slot holds: the fabric checks.
+        memory
+            .write(offset(place), bytemuck::bytes_of(&header))
+            .and_then(|()| memory.write(offset(place) + HEADER_BYTES as u64, message))
+            .map_err(|error| FabricError::Os {
+                call: "writing a message".to_owned(),
+                source: std::io::Error::other(error),
+                remedy: "report this as a defect",
+            })?;
+        self.owed -= u32::from(header.credits);
+        self.credits -= 1;
+        let segment = self.segment(place, HEADER_BYTES + message.len());
+        self.list.clear();
+        self.list.send(Work::Send { slot }.encode(), std::iter::once(segment));
+        let posted = pair.post_send(&mut self.list);
+        posted.map_err(|part| {
+            let source = part.source;
+            let call = "ibv_post_send of a message".to_owned();
+            FabricError::Os { call, source, remedy: "the device may be going away" }.into()
+        })
+    }
+
+    /// A SEND has completed: its slot is free.
+    pub(super) fn sent(&mut self, slot: u8) {
+        if slot < SENDS && !self.free.contains(&slot) {
+            self.free.push(slot);
+        }
+    }
+
+    /// A frame arrived in a slot. A message's bytes go to `into`.
+    pub(super) fn received(
+        &mut self,
+        slot: u8,
+        bytes: u32,
+        into: &mut Vec<u8>,
+    ) -> Result<Frame, Violation> {
+        let memory = self.ring.memory().ok_or(Violation)?;
+        let mut header = Header::zeroed();
+        let at = offset(usize::from(slot));
+        memory.read(at, bytemuck::bytes_of_mut(&mut header)).map_err(|_outside| Violation)?;
+        let len = usize::try_from(header.len).map_err(|_long| Violation)?;
+        self.credits += u32::from(header.credits);
+        let whole = usize::try_from(bytes).is_ok_and(|bytes| bytes == HEADER_BYTES + len);
+        if !whole || len > MESSAGE_BYTES_MAX || self.credits > self.receives {
+            return Err(Violation);
+        }
+        let frame = match header.kind {
+            MESSAGE => {
+                let start = into.len();
+                into.resize(start + len, 0);
+                let to = into.get_mut(start..).unwrap_or_default();
+                memory.read(at + HEADER_BYTES as u64, to).map_err(|_outside| Violation)?;
+                Frame::Message(len)
+            }
+            READY if len == 0 => Frame::Ready,
+            CREDITS if len == 0 => Frame::Nothing,
+            _ => return Err(Violation),
+        };
+        self.owed += 1;
+        Ok(frame)
+    }
+
+    /// Posts the slot's receive again, after its frame was taken.
+    pub(super) fn renew(&self, slot: u8) -> Result<(), VerbsError> {
+        self.post_receive(slot)
+    }
+
+    /// Sends what waits, as far as credits and slots go, and returns credits where many are owed.
+    /// Called after completions.
+    pub(super) fn advance(&mut self) -> Result<(), VerbsError> {
+        while self.can_send()
+            && let Some(message) = self.waiting.pop_front()
+        {
+            self.waiting_bytes -= message.len() + WAITING_BYTES;
+            self.transmit(MESSAGE, &message)?;
+        }
+        if self.owed >= RETURN_AT && self.credits > 0 && !self.free.is_empty() {
+            self.transmit(CREDITS, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Whether a message is on its way or waits.
+    pub(super) fn has_outgoing(&self) -> bool {
+        self.pair.is_some() && (!self.free.is_full() || !self.waiting.is_empty())
+    }
+
+    /// Destroys the queue pair.
+    pub(super) fn cut(&mut self) {
+        self.pair = None;
+    }
+}
+
+fn offset(place: usize) -> u64 {
+    (place * SLOT_BYTES) as u64
+}

@@ -1,0 +1,383 @@
+//! The fabric over RDMA reliable connections.
+//!
+//! Invariants, beyond those of [`crate::fabric`]:
+//!
+//! - Each connection has a completion queue of its own, as deep as all that it can have outstanding:
+//!   none can overflow, and a peer's end takes its queue with it.
+//! - Messages have a queue pair of their own, on which peers may read nothing; READs go over the
+//!   lanes. Until [`Fabric::admit`] the lanes refuse the peer's READs.
+//! - [`Fabric::close`] moves lanes to ERR, and destroys those on which nothing of ours is outstanding,
+//!   which on every device waits until the last response has left.
+//! - A poll that finds nothing spins for a while, since the next completion is usually close, then
+//!   arms the queues, looks once more, and sleeps on one epoll set: completion channel, asynchronous
+//!   events, sockets, waker.
+//!
+//! How a connection's end is reported: as the TCP fabric does. A READ that a peer's device does not
+//! answer is `Unreachable` after six retries, about two seconds.
+
+mod broken;
+mod completions;
+mod config;
+mod connection;
+mod device;
+mod hello;
+mod lane;
+mod link;
+mod messages;
+mod posting;
+mod regions;
+mod service;
+mod table;
+mod wr_id;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::config::{PollMode, VerbsConfig};
+
+use self::broken::Broken;
+use self::connection::{Connection, Surroundings};
+use self::device::Device;
+use self::regions::Regions;
+use self::table::{Table, Token};
+use super::error::VerbsError;
+use super::gid::GidChoice;
+use crate::fabric::{
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
+    RegionId, Wake,
+};
+use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
+use crate::memory::Mapping;
+use crate::sys::clock::now;
+use crate::sys::epoll::{Epoll, Interest, Ready};
+use crate::sys::eventfd::EventFd;
+use crate::sys::socket;
+use crate::types::Timestamp;
+
+/// Descriptors that one wait reports.
+const READY_MAX: usize = 64;
+
+/// How often deadlines are checked while some are running.
+const SWEEP: Duration = Duration::from_millis(50);
+
+/// How long a cut connection is waited for, so that its flushes are seen without delay.
+const DRAIN_WAIT: Duration = Duration::from_millis(1);
+
+/// How long an adaptive poll spins after it last found something: the time of a small READ.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// A fabric over one RDMA device, owned by the thread that polls it.
+pub struct VerbsFabric {
+    // Connections go first and regions second: nothing can land in memory without a queue pair.
+    table: Table,
+    regions: Regions,
+    device: Device,
+    listener: Option<OwnedFd>,
+    local: Option<SocketAddr>,
+    poll: PollMode,
+    handshake_timeout: Duration,
+    epoll: Epoll,
+    wake: Arc<EventWake>,
+    ready: Vec<Ready>,
+    over: Vec<ConnectionId>,
+    /// Whether accepting waits for the next sweep, since no descriptor was free.
+    paused: bool,
+    next_sweep: Timestamp,
+    next_service: Timestamp,
+    last_active: Timestamp,
+    stale: u64,
+    /// Set when the device is gone.
+    lost: bool,
+}
+
+impl fmt::Debug for VerbsFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerbsFabric")
+            .field("device", &self.device.context.name())
+            .field("local", &self.local)
+            .finish_non_exhaustive()
+    }
+}
+
+impl VerbsFabric {
+    /// Opens a device and makes a fabric of it, listening where the configuration says so.
+    ///
+    /// # Errors
+    /// [`VerbsError`], with what to try: no library, no device, no active port, no GID, or what the
+    /// system refuses.
+    pub fn new(config: &VerbsConfig) -> Result<Self, VerbsError> {
+        if config.lanes == 0 || config.lanes > STREAMS_MAX {
+            let what = "data queue pairs per connection (at least 1)";
+            return Err(FabricError::Limit { what, limit: STREAMS_MAX }.into());
+        }
+        let device = Device::open(config)?;
+        let refused = |call: String| {
+            move |source: std::io::Error| FabricError::Os {
+                call,
+                source,
+                remedy: "choose an address of this host and a free port (port 0 takes any free \
+                         one), and raise the limit of open files (ulimit -n)",
+            }
+        };
+        let setup = || refused("making an epoll set".to_owned());
+        let epoll = Epoll::new(READY_MAX).map_err(setup())?;
+        let wake = Arc::new(EventWake(EventFd::new().map_err(setup())?));
+        let add = |fd, token: Token| epoll.add(fd, token.encode(), Interest::Read).map_err(setup());
+        add(std::os::fd::AsFd::as_fd(&wake.0), Token::Wake)?;
+        add(device.channel.fd(), Token::Channel)?;
+        add(device.context.events_fd(), Token::Device)?;
+        let listening = config.listen.map(|address| {
+            let failed = refused(format!("listening on {address}"));
+            socket::listen(address).map_err(|errno| failed(errno.into()))
+        });
+        let (listener, local) = listening.transpose()?.unzip();
+        if let Some(listener) = &listener {
+            add(std::os::fd::AsFd::as_fd(listener), Token::Listener)?;
+        }
+        Ok(Self {
+            table: Table::default(),
+            regions: Regions::default(),
+            device,
+            listener,
+            local,
+            poll: config.poll,
+            handshake_timeout: config.handshake_timeout,
+            epoll,
+            wake,
+            ready: Vec::new(),
+            over: Vec::new(),
+            paused: false,
+            next_sweep: Timestamp::ZERO,
+            next_service: Timestamp::ZERO,
+            last_active: Timestamp::ZERO,
+            stale: 0,
+            lost: false,
+        })
+    }
+
+    /// The address that it listens on, with the port that the kernel chose. `None` where it does not.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.local
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn device_name(&self) -> &str {
+        self.device.context.name()
+    }
+
+    /// The GID in use, with the reason.
+    #[must_use]
+    pub fn gid(&self) -> &GidChoice {
+        &self.device.choice
+    }
+
+    /// Completions that matched no READ outstanding and were dropped.
+    #[must_use]
+    pub fn stale_completions(&self) -> u64 {
+        self.stale
+    }
+
+    /// Runs `act` on a connection that is not broken, and cuts it where that breaks it.
+    fn with(
+        &mut self,
+        id: ConnectionId,
+        now: Timestamp,
+        act: impl FnOnce(&mut Connection, &mut Surroundings<'_>) -> Result<(), Broken>,
+    ) {
+        let Some(connection) = self.table.find(id) else { return };
+        let mut around = Surroundings {
+            device: &self.device,
+            regions: &self.regions,
+            epoll: &self.epoll,
+            stale: &mut self.stale,
+            now,
+        };
+        if let Err(broken) = act(connection, &mut around) {
+            connection.cut(broken, now);
+        }
+    }
+
+    /// Takes completions of all connections, and ends those that are over. Answers whether there was
+    /// anything.
+    fn drain(&mut self, now: Timestamp, batch: &mut EventBatch) -> bool {
+        let before = batch.events.len();
+        let mut around = Surroundings {
+            device: &self.device,
+            regions: &self.regions,
+            epoll: &self.epoll,
+            stale: &mut self.stale,
+            now,
+        };
+        let mut any = false;
+        for (id, connection) in self.table.iter() {
+            any |= connection.drain(&mut around, batch);
+            if connection.is_over(now, batch) {
+                self.over.push(id);
+            }
+        }
+        while let Some(id) = self.over.pop() {
+            if let Some(connection) = self.table.take(id) {
+                connection.bury(batch);
+            }
+        }
+        if any || batch.events.len() > before {
+            self.regions.sweep(&mut self.table);
+            self.last_active = now;
+        }
+        any || batch.events.len() > before
+    }
+
+    /// How long a poll may sleep, so that deadlines are checked in time.
+    fn wait_limit(&mut self) -> Duration {
+        let paused = self.paused;
+        let mut limit = if paused { SWEEP } else { Duration::MAX };
+        for (_, connection) in self.table.iter() {
+            if connection.is_broken() {
+                limit = limit.min(DRAIN_WAIT);
+            } else if connection.is_timed() {
+                limit = limit.min(SWEEP);
+            }
+        }
+        limit
+    }
+
+    fn spins(&self, now: Timestamp) -> bool {
+        match self.poll {
+            PollMode::Busy => true,
+            PollMode::Adaptive => now.since(self.last_active) < SPIN,
+            PollMode::Event => false,
+        }
+    }
+}
+
+impl Fabric for VerbsFabric {
+    type Endpoint = SocketAddr;
+    type Memory = Mapping;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            transport: "verbs",
+            reads_outstanding: self.device.reads as usize,
+            segments: self.device.segments as usize,
+            read_bytes: self.device.read_bytes,
+        }
+    }
+
+    fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
+        self.regions.register(&self.device.domain, memory, access)
+    }
+
+    fn deregister(&mut self, region: RegionId) {
+        self.regions.deregister(region, &mut self.table);
+    }
+
+    fn connect(&mut self, to: &SocketAddr) -> Result<ConnectionId, FabricError> {
+        let refused = |source: std::io::Error| FabricError::Os {
+            call: format!("connecting to {to}"),
+            source,
+            remedy: "check the address, the route to it, and the limit of open files",
+        };
+        let socket = socket::dial(to).map_err(|errno| refused(errno.into()))?;
+        let id = self.table.reserve()?;
+        let deadline = now() + self.handshake_timeout;
+        let token = Token::Connection(id).encode();
+        // An unwatched connection does nothing, and its deadline closes it.
+        self.epoll.add(&socket, token, Interest::Write).ok();
+        self.table.put(id, Connection::dialed(id, socket, deadline));
+        Ok(id)
+    }
+
+    fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
+        let open = self.table.get(connection).ok_or(FabricError::Closed)?;
+        open.admit().map_err(FabricError::from)
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(FabricError::Limit {
+                what: "bytes in a message",
+                limit: MESSAGE_BYTES_MAX,
+            });
+        }
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        if !open.ok_or(FabricError::Closed)?.has_room(message.len()) {
+            return Err(FabricError::Full);
+        }
+        let at = now();
+        self.last_active = at;
+        self.with(connection, at, |connection, _| connection.send(message));
+        Ok(())
+    }
+
+    fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError> {
+        let most = self.device.reads as usize;
+        let open = self.table.get(connection).filter(|open| open.can_post());
+        if open.ok_or(FabricError::Closed)?.outstanding() + batch.works.len() > most {
+            return Err(FabricError::Full);
+        }
+        let at = now();
+        self.last_active = at;
+        self.with(connection, at, |connection, around| connection.post(batch, around));
+        Ok(())
+    }
+
+    fn close(&mut self, connection: ConnectionId) {
+        self.with(connection, now(), |_, _| Err(Broken::REQUESTED));
+    }
+
+    fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
+        let mut at = now();
+        let end = at + timeout;
+        let mut first = true;
+        loop {
+            let woken = at >= self.next_service && self.service(Duration::ZERO, batch)?;
+            if self.drain(at, batch) || woken || (!first && at >= end) {
+                break;
+            }
+            first = false;
+            if at < end && self.spins(at) {
+                std::hint::spin_loop();
+                at = now();
+                continue;
+            }
+            self.arm(at);
+            if self.drain(at, batch) {
+                break;
+            }
+            let limit = end.since(at).min(self.wait_limit());
+            let woken = self.service(limit, batch)?;
+            at = now();
+            if self.drain(at, batch) || woken {
+                break;
+            }
+        }
+        if self.lost && batch.events.is_empty() {
+            return Err(FabricError::Os {
+                call: format!("polling {}", self.device_name()),
+                source: std::io::ErrorKind::NotConnected.into(),
+                remedy: "the device is gone: bring it back and restart, or use --transport tcp",
+            });
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::clone(&self.wake) as Arc<dyn Wake>
+    }
+}
+
+/// Ends waits of the fabric that it was made with.
+#[derive(Debug)]
+struct EventWake(EventFd);
+
+impl Wake for EventWake {
+    fn wake(&self) {
+        // A counter that refuses has woken the poll already.
+        self.0.notify().ok();
+    }
+}

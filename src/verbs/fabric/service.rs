@@ -1,0 +1,178 @@
+//! What a fabric does beside its completions: descriptors, asynchronous events, deadlines.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::broken::Broken;
+use super::connection::Connection;
+use super::table::Token;
+use super::{SWEEP, VerbsFabric};
+use crate::fabric::{EventBatch, FabricError};
+use crate::limits::HANDSHAKES_MAX;
+use crate::sys::clock::now;
+use crate::sys::epoll::Interest;
+use crate::sys::socket;
+use crate::types::Timestamp;
+use crate::verbs::AsyncEvent;
+
+/// Sockets accepted at once; the others wait in the kernel's queue.
+const ACCEPTS: usize = 16;
+
+/// How often sockets are looked at while completions keep coming.
+const SERVICE: Duration = Duration::from_millis(1);
+
+impl VerbsFabric {
+    /// Waits for descriptors and handles them. Answers whether another thread woke the poll.
+    pub(super) fn service(
+        &mut self,
+        limit: Duration,
+        batch: &mut EventBatch,
+    ) -> Result<bool, FabricError> {
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        let waited = self.epoll.wait(&mut ready, Some(limit));
+        waited.map_err(|source| FabricError::Os {
+            call: "epoll_wait".to_owned(),
+            source,
+            remedy: "make a new fabric; report this as a defect",
+        })?;
+        let now = now();
+        self.next_service = now + SERVICE;
+        let mut woken = false;
+        for ready in &ready {
+            match Token::decode(ready.token) {
+                Token::Wake => {
+                    woken = true;
+                    // Nothing to take means that it was taken already.
+                    self.wake.0.drain().ok();
+                }
+                Token::Channel => self.disarm(),
+                Token::Device => self.take_events(now, batch),
+                Token::Listener => self.accept(now),
+                Token::Connection(id) => {
+                    // What the peer sent before it closed comes first.
+                    self.with(id, now, |connection, around| {
+                        connection.drain(around, batch);
+                        connection.handle_socket(*ready, around)
+                    });
+                }
+            }
+        }
+        self.ready = ready;
+        if now >= self.next_sweep {
+            self.sweep(now);
+        }
+        Ok(woken)
+    }
+
+    /// Takes completion events: their queues must be armed again before a wait.
+    fn disarm(&mut self) {
+        while let Some(token) = self.device.channel.next() {
+            if let Token::Connection(id) = Token::decode(token)
+                && let Some(link) = self.table.find(id).and_then(Connection::link_mut)
+            {
+                link.armed = false;
+            }
+        }
+    }
+
+    /// Makes the next completion of each connection end a wait.
+    pub(super) fn arm(&mut self, now: Timestamp) {
+        for (_, connection) in self.table.iter() {
+            let Some(link) = connection.link_mut().filter(|link| !link.armed) else { continue };
+            match link.cq.arm() {
+                Ok(()) => link.armed = true,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection ends");
+                    connection.cut(Broken::UNREACHABLE, now);
+                }
+            }
+        }
+    }
+
+    fn take_events(&mut self, now: Timestamp, batch: &mut EventBatch) {
+        while let Some(event) = self.device.context.next_event() {
+            match event {
+                AsyncEvent::QueuePair(token) => {
+                    if let Token::Connection(id) = Token::decode(token) {
+                        self.with(id, now, |connection, around| {
+                            connection.drain(around, batch);
+                            connection.suspect(now);
+                            Ok(())
+                        });
+                    }
+                }
+                AsyncEvent::CompletionQueue(token) => {
+                    if let Token::Connection(id) = Token::decode(token) {
+                        self.with(id, now, |_, _| Err(Broken::UNREACHABLE));
+                    }
+                }
+                AsyncEvent::DeviceFatal => {
+                    tracing::error!(device = self.device_name(), "the RDMA device is gone");
+                    self.lost = true;
+                    for (_, connection) in self.table.iter() {
+                        connection.cut(Broken::UNREACHABLE, now);
+                    }
+                }
+                AsyncEvent::PortDown(port) if port == self.device.port.number => {
+                    tracing::warn!(device = self.device_name(), port, "the port went down");
+                }
+                AsyncEvent::PortActive(port) if port == self.device.port.number => {
+                    tracing::info!(device = self.device_name(), port, "the port is up");
+                }
+                other => tracing::debug!(device = self.device_name(), ?other, "device event"),
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Timestamp) {
+        for _accept in 0..ACCEPTS {
+            let Some(listener) = &self.listener else { return };
+            let socket = match socket::accept(listener) {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                    self.pause(true);
+                    return;
+                }
+                // The peer of this one has gone already.
+                Err(_) => continue,
+            };
+            let gathering = self.table.iter().filter(|(_, peer)| peer.is_gathering());
+            if gathering.count() >= HANDSHAKES_MAX {
+                continue;
+            }
+            let Ok(id) = self.table.reserve() else { continue };
+            // An unwatched connection does nothing, and its deadline closes it.
+            self.epoll.add(&socket, Token::Connection(id).encode(), Interest::Read).ok();
+            let deadline = now + self.handshake_timeout;
+            self.table.put(id, Connection::accepted(id, socket, deadline));
+        }
+    }
+
+    /// Stops or restarts accepting: without a free descriptor a waiting connection would make every
+    /// wait return at once.
+    fn pause(&mut self, paused: bool) {
+        let Some(listener) = &self.listener else { return };
+        let want = if paused { Interest::None } else { Interest::Read };
+        if self.epoll.modify(listener, Token::Listener.encode(), want).is_ok() {
+            self.paused = paused;
+        }
+    }
+
+    /// Checks all deadlines.
+    fn sweep(&mut self, now: Timestamp) {
+        self.next_sweep = now + SWEEP;
+        if self.paused {
+            self.pause(false);
+        }
+        for (_, connection) in self.table.iter() {
+            if !connection.is_broken()
+                && let Err(broken) = connection.check(now)
+            {
+                connection.cut(broken, now);
+            }
+        }
+    }
+}
