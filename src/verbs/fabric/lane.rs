@@ -169,3 +169,74 @@ impl Lane {
         self.bytes = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lane without a device, on which READs 0.. were posted.
+    fn lane(count: u32) -> Lane {
+        let mut lane = Lane {
+            index: 3,
+            pair: None,
+            posted: VecDeque::new(),
+            next: 0,
+            bytes: 0,
+            list: SendList::default(),
+            signaled: true,
+        };
+        for slot in 0..count {
+            let wr_id = WrId { slot, generation: 1 };
+            let remote = RemoteSpan { rkey: 1, address: 0, len: 10 };
+            lane.add(&ReadWork { wr_id, remote, segments: 0 }, std::iter::empty());
+        }
+        lane
+    }
+
+    fn complete(lane: &mut Lane, number: u64, status: CompletionStatus) -> Vec<(u32, bool)> {
+        let mut told = Vec::new();
+        lane.complete(number, status, |wr_id, status| {
+            told.push((wr_id.slot, status == CompletionStatus::Success));
+        });
+        told
+    }
+
+    #[test]
+    fn a_completion_is_that_of_all_reads_before_it() {
+        let mut lane = lane(10);
+        let done = complete(&mut lane, 2, CompletionStatus::Success);
+        assert_eq!(done, [(0, true), (1, true), (2, true)]);
+        let done = complete(&mut lane, 4, CompletionStatus::RemoteAccess);
+        assert_eq!(done, [(3, true), (4, false)], "READs complete in order");
+        assert_eq!((lane.outstanding(), lane.bytes(), lane.oldest()), (5, 50, 5));
+        for slot in 5..10 {
+            let done = complete(&mut lane, slot, CompletionStatus::Flushed);
+            assert_eq!(done, [(u32::try_from(slot).unwrap(), false)]);
+        }
+        assert!(lane.is_drained());
+    }
+
+    #[test]
+    fn a_stale_number_completes_nothing() {
+        let mut lane = lane(4);
+        complete(&mut lane, 1, CompletionStatus::Success);
+        for stale in [0, 1, 4, 5, u64::MAX] {
+            assert_eq!(complete(&mut lane, stale, CompletionStatus::Success), [], "{stale}");
+        }
+        assert_eq!(lane.outstanding(), 2);
+    }
+
+    #[test]
+    fn what_cannot_be_posted_is_handed_back_and_what_is_abandoned_is_told() {
+        let mut lane = lane(3);
+        let mut refused = Vec::new();
+        assert!(lane.flush(&mut refused).is_err(), "there is no queue pair");
+        assert_eq!(refused.len(), 3);
+        assert_eq!((lane.outstanding(), lane.next(), lane.bytes()), (0, 0, 0));
+        let mut lane = self::lane(3);
+        let mut told = Vec::new();
+        lane.abandon(|wr_id| told.push(wr_id.slot));
+        assert_eq!(told, [0, 1, 2]);
+        assert!(lane.is_drained() && !lane.is_live());
+    }
+}
