@@ -126,6 +126,7 @@ impl Cluster {
             .env_clear()
             .args(arguments)
             .arg("--parent-death")
+            .arg(std::process::id().to_string())
             .arg("--ready-file")
             .arg(&ready_file)
             .stdin(Stdio::null())

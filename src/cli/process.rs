@@ -1,20 +1,18 @@
 //! What every long-running command does around its work: logs, the ready file, the parent's death.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rustix::process::getppid;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::CliError;
 use crate::config::ProcessConfig;
-use crate::sys;
-use crate::sys::process::DeathSignal;
+use crate::sys::process::{self, DeathSignal};
 
 /// Sends logs to standard error, filtered by the configuration.
 ///
@@ -24,26 +22,24 @@ pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
     let filter = EnvFilter::try_new(&process.log).map_err(CliError::usage)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(io::stderr)
         .with_ansi(false)
         .try_init()
         .map_err(CliError::failed)
 }
 
-/// Makes this process end when its parent does, where the configuration says so. The kernel goes by
-/// the parent's thread that started this process: start children from a thread that lives as long
-/// as they may.
+/// Makes this process end when its parent does, where the configuration names that one. The kernel
+/// goes by the parent's thread that started this process: start children from a thread that lives as
+/// long as they may.
 ///
 /// # Errors
 /// [`CliError::Failed`] where the kernel refuses, or the parent is gone already.
 pub fn end_with_parent(process: &ProcessConfig) -> Result<(), CliError> {
-    if !process.parent_death {
+    let Some(parent) = process.parent_death else {
         return Ok(());
-    }
-    // A parent that died before this line cannot be told from init; one that dies after it is seen.
-    let parent = getppid().map_or(0, |pid| pid.as_raw_nonzero().get().cast_unsigned());
-    sys::process::end_with_parent(parent, DeathSignal::Terminate).map_err(|error| {
-        CliError::failed(format!("the parent process ended during the start: {error}"))
+    };
+    process::end_with_parent(parent, DeathSignal::Terminate).map_err(|error| {
+        CliError::failed(format!("the parent process {parent} is not there any more: {error}"))
     })
 }
 
@@ -77,7 +73,11 @@ pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliE
         .filter(|directory| !directory.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     let line = serde_json::to_string(ready).map_err(|error| refused(&error))?;
-    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| refused(&error))?;
+    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| {
+        // The system's answer alone: the hidden file's name says nothing to anybody.
+        let error = error.raw_os_error().map_or(error, io::Error::from_raw_os_error);
+        refused(&error)
+    })?;
     writeln!(file, "{line}").map_err(|error| refused(&error))?;
     file.persist(path).map(drop).map_err(|error| refused(&error.error))
 }

@@ -68,7 +68,7 @@ fn a_node_that_cannot_be_is_refused() {
     let empty = scene.file("empty", "");
     let directory = scene.0.path().display().to_string();
 
-    scene.serve(&["--pool", "1024TiB"], "bytes");
+    scene.serve(&["--pool", "1024TiB"], "make the pool smaller");
     scene.serve(&["--pool", "0"], "--pool");
     scene.serve(&["--pool", "1MiB@numa=999"], "999");
     scene.serve(&["--huge-pages", "2MiB"], "--huge-pages");
@@ -79,7 +79,7 @@ fn a_node_that_cannot_be_is_refused() {
     scene.serve(&["--cluster-secret-file", &empty], "empty");
     scene.serve(&["--cluster-secret-file", &directory], "--cluster-secret-file");
     for config in [&absent, &file, &directory] {
-        scene.serve(&["--config", config], "--config");
+        scene.serve(&["--config", config], config);
     }
     scene.serve(&["--ready-file", &format!("{absent}/ready")], "--ready-file");
     scene.serve(&["--listen", "192.0.2.1:0"], "192.0.2.1");
@@ -107,7 +107,7 @@ fn a_registry_that_cannot_be_is_refused() {
     registry(&["--listen", "192.0.2.1:0"], "--listen");
     registry(&["--listen", "here"], "--listen");
     registry(&["--metrics-listen", "192.0.2.1:0"], "--metrics-listen");
-    registry(&["--config", &absent], "--config");
+    registry(&["--config", &absent], &absent);
     registry(&["--config", &file], "listen");
     registry(&["--node-lease", "0s"], "--node-lease");
     registry(&["--ready-file", &format!("{absent}/ready")], "--ready-file");
