@@ -4,7 +4,6 @@
 //! Where a crate names a part in its own way, the structure's size and the offsets around it speak
 //! for the part; `tests/ffi_layout.rs` compares each one with the header. The crates link libibverbs,
 //! which is why the feature is off by default.
-#![expect(clippy::unwrap_used, reason = "a test that meets the unexpected fails")]
 
 use std::io::Write;
 use std::mem::{align_of, offset_of, size_of};
