@@ -1,7 +1,7 @@
 //! What every long-running command does around its work: logs, the ready file, the parent's death.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
     let filter = EnvFilter::try_new(&process.log).map_err(CliError::usage)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(io::stderr)
         .with_ansi(false)
         .try_init()
         .map_err(CliError::failed)
@@ -78,7 +78,11 @@ pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliE
         .filter(|directory| !directory.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     let line = serde_json::to_string(ready).map_err(|error| refused(&error))?;
-    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| refused(&error))?;
+    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| {
+        // The system's answer alone: the hidden file's name says nothing to anybody.
+        let error = error.raw_os_error().map_or(error, io::Error::from_raw_os_error);
+        refused(&error)
+    })?;
     writeln!(file, "{line}").map_err(|error| refused(&error))?;
     file.persist(path).map(drop).map_err(|error| refused(&error.error))
 }

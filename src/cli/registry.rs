@@ -54,9 +54,9 @@ async fn serve(config: RegistryConfig) -> Result<ExitCode, CliError> {
     let server = registry.clone();
     let serving = until(stopped);
     let mut server = tokio::spawn(async move { server.serve(listener, serving).await });
-    tracing::info!(%listen, ?metrics, "the registry serves");
     let ready = Ready { listen, socket: None, metrics, pid: std::process::id() };
     announce_ready(&config.process, &ready)?;
+    tracing::info!(%listen, ?metrics, "the registry serves");
     let outcome = stop
         .wait(async {
             match (&mut server).await {

@@ -52,14 +52,18 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
         }))
     });
     let listen = node.listen();
-    tracing::info!(%listen, socket = %socket.display(), metrics = ?metrics_address, "serving");
     let pid = std::process::id();
+    let door = socket.display().to_string();
     let ready = Ready { listen, socket: Some(socket), metrics: metrics_address, pid };
     let outcome = match announce_ready(&process, &ready) {
-        Ok(()) => stop.wait(node.failed()).await,
+        Ok(()) => {
+            tracing::info!(%listen, socket = door, metrics = ?metrics_address, "serving");
+            let outcome = stop.wait(node.failed()).await;
+            tracing::info!("stopping; a second signal stops at once");
+            outcome
+        }
         Err(error) => Err(error),
     };
-    tracing::info!("stopping; a second signal stops at once");
     Stop::exit_on_second();
     node.shutdown().await;
     stop_scrapes.send(()).ok();

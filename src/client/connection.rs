@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -29,6 +30,8 @@ impl Connection {
         let stream = connect(path, within).map_err(|error| {
             let path = path.to_owned();
             match error {
+                // The kernel refuses a connection to any file that is not a socket.
+                Errno::CONNREFUSED if !is_socket(&path) => ClientError::NotASocket { path },
                 Errno::NOENT | Errno::CONNREFUSED => ClientError::NoNode { path },
                 Errno::ACCESS | Errno::PERM => ClientError::NotAllowed { path },
                 Errno::NAMETOOLONG | Errno::INVAL | Errno::NOTDIR | Errno::PROTOTYPE => {
@@ -174,6 +177,10 @@ fn retried(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
         }
     }
 }
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
+}
+
 /// Connects within a time: a node that is stuck with a full queue of clients would else be waited for
 /// without end.
 fn connect(path: &Path, within: Duration) -> rustix::io::Result<UnixStream> {

@@ -84,6 +84,8 @@ impl<L: Landing> Peers<L> {
                     || proof != self.local.secret.proof(Role::Acceptor, &hello, &welcome)
                 {
                     self.reject(on, RejectReason::Authentication);
+                    // Nobody waits for a node that is not the one it should be.
+                    self.requester.handle_unreachable(node, Scope::Peer, &*self.sink);
                     return Ok(());
                 }
                 if self.up_to(node).is_some() {

@@ -14,6 +14,7 @@
 mod support;
 
 mod authentication;
+mod commands;
 mod demo;
 mod fabric_attack;
 mod full_pool;
@@ -26,3 +27,4 @@ mod observability;
 mod registry_outage;
 mod requester_dies;
 mod second_process;
+mod service_arguments;
