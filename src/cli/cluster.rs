@@ -124,6 +124,7 @@ impl Cluster {
         let child = Command::new(&self.binary)
             .args(arguments)
             .arg("--parent-death")
+            .arg(std::process::id().to_string())
             .arg("--ready-file")
             .arg(&ready_file)
             .stdin(Stdio::null())

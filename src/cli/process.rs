@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::CliError;
 use crate::config::ProcessConfig;
+use crate::sys::process::{self, DeathSignal};
 
 /// Sends logs to standard error, filtered by the configuration.
 ///
@@ -28,24 +28,19 @@ pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
         .map_err(CliError::failed)
 }
 
-/// Makes this process end when its parent does, where the configuration says so. The kernel goes by
-/// the parent's thread that started this process: start children from a thread that lives as long
-/// as they may.
+/// Makes this process end when its parent does, where the configuration names that one. The kernel
+/// goes by the parent's thread that started this process: start children from a thread that lives as
+/// long as they may.
 ///
 /// # Errors
 /// [`CliError::Failed`] where the kernel refuses, or the parent is gone already.
 pub fn end_with_parent(process: &ProcessConfig) -> Result<(), CliError> {
-    if !process.parent_death {
+    let Some(parent) = process.parent_death else {
         return Ok(());
-    }
-    let parent = getppid();
-    set_parent_process_death_signal(Some(Signal::TERM)).map_err(CliError::failed)?;
-    // A parent that died before the call sends no signal; another one is the parent by then.
-    if parent.map(Pid::as_raw_nonzero) == getppid().map(Pid::as_raw_nonzero) {
-        Ok(())
-    } else {
-        Err(CliError::failed("the parent process ended during the start"))
-    }
+    };
+    process::end_with_parent(parent, DeathSignal::Terminate).map_err(|error| {
+        CliError::failed(format!("the parent process {parent} is not there any more: {error}"))
+    })
 }
 
 /// Where a process can be reached, as its ready file says.

@@ -40,7 +40,7 @@ fn faults_of_the_caller_exit_with_2_and_others_with_1() {
 }
 
 fn process(ready_file: Option<std::path::PathBuf>) -> ProcessConfig {
-    ProcessConfig { metrics_listen: None, log: "info".to_owned(), ready_file, parent_death: false }
+    ProcessConfig { metrics_listen: None, log: "info".to_owned(), ready_file, parent_death: None }
 }
 
 #[test]

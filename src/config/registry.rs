@@ -45,9 +45,9 @@ pub struct RegistrySettings {
     #[arg(long, value_name = "PATH")]
     pub ready_file: Option<PathBuf>,
 
-    /// End when the parent process ends, for tests and the demo.
-    #[arg(long, value_name = "BOOL", hide = true, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    pub parent_death: Option<bool>,
+    /// End when this process, the parent, ends, for tests and the demo.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub parent_death: Option<u32>,
 }
 
 impl Settings for RegistrySettings {
@@ -104,7 +104,7 @@ impl RegistryConfig {
                 metrics_listen: settings.metrics_listen,
                 log: settings.log.unwrap_or_else(|| "info".to_owned()),
                 ready_file: settings.ready_file,
-                parent_death: settings.parent_death.unwrap_or(false),
+                parent_death: settings.parent_death,
             },
         })
     }

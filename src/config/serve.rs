@@ -155,7 +155,7 @@ impl ServeConfig {
                 metrics_listen: settings.metrics_listen,
                 log: settings.log.clone().unwrap_or_else(|| "info".to_owned()),
                 ready_file: settings.ready_file.clone(),
-                parent_death: settings.parent_death.unwrap_or(false),
+                parent_death: settings.parent_death,
             },
             registry: settings.registry.clone(),
             fault: settings.fault.clone(),

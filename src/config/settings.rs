@@ -164,9 +164,9 @@ pub struct ServeSettings {
     #[arg(long, value_name = "SPEC", hide = true)]
     pub fault: Option<String>,
 
-    /// End when the parent process ends, for tests and the demo.
-    #[arg(long, value_name = "BOOL", hide = true, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    pub parent_death: Option<bool>,
+    /// End when this process, the parent, ends, for tests and the demo.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub parent_death: Option<u32>,
 }
 
 impl Settings for ServeSettings {

@@ -324,8 +324,8 @@ pub struct ProcessConfig {
     pub log: String,
     /// A file that gets one JSON line once the process serves.
     pub ready_file: Option<PathBuf>,
-    /// Whether the process ends with its parent.
-    pub parent_death: bool,
+    /// The parent with which the process ends.
+    pub parent_death: Option<u32>,
 }
 
 /// A time span such as `10s`, `1500ms` or `2m 30s`; not zero.

@@ -6,11 +6,13 @@ mod story;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
 
 use super::CliError;
 use super::process::Stop;
+use crate::runtime::deadline::Deadline;
 
 /// Arguments of `kvrail demo`.
 #[derive(Debug, Clone, Args)]
@@ -22,6 +24,12 @@ pub struct DemoArgs {
 
 /// Exit code of a process that an interrupt ended, as shells count it.
 const INTERRUPTED: u8 = 130;
+
+/// How long a signal may take from the children's end to our note of it.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// How often that note is looked at.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Runs the demonstration. It leaves no process, socket or file behind, also when it is interrupted.
 ///
@@ -35,12 +43,23 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, CliError> {
     let mut report = report::Report::new(args.json);
     // The children are children of this thread: they end with it.
     let outcome = story::tell(&binary, &mut report, &interrupted);
-    if interrupted.load(Ordering::Relaxed) {
+    if is_interrupted(&interrupted, outcome.is_err()) {
         return Ok(ExitCode::from(INTERRUPTED));
     }
     outcome?;
     report.finish()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a signal ended the story. One that `failed` may have failed because its children got the
+/// signal too, and a moment earlier: the note of ours may still be on its way.
+fn is_interrupted(interrupted: &AtomicBool, failed: bool) -> bool {
+    let grace = Deadline::after(if failed { GRACE } else { Duration::ZERO });
+    loop {
+        if interrupted.load(Ordering::Relaxed) || !grace.pause(POLL) {
+            return interrupted.load(Ordering::Relaxed);
+        }
+    }
 }
 
 /// Notes a signal for the story to see between its steps. The children of a terminal's Ctrl-C get
