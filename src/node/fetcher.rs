@@ -29,7 +29,8 @@ const LENDS_IN_FLIGHT: usize = 4;
 /// The longest that a read waits for an owner that asked for a pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Rounds of a read: the plan, and one retry on other owners.
+/// Rounds of a read: the plan, and one retry: on other owners, and of what was busy on the same
+/// one, whose quota the first round's leases may have filled.
 const ROUNDS: usize = 2;
 
 /// Fetches blocks from their owners.
@@ -59,6 +60,10 @@ struct Lend {
 struct Got {
     outcomes: Vec<FetchOutcome>,
     avoid: Vec<NodeId>,
+}
+
+fn is_worth_a_retry(outcome: &FetchOutcome) -> bool {
+    outcome.is_disappointing() || *outcome == FetchOutcome::Busy
 }
 
 impl Fetcher {
@@ -103,7 +108,7 @@ impl Fetcher {
                 break;
             }
             self.run(namespace, hashes, lends, &mut got).await;
-            open.retain(|at| got.outcomes.get(*at).is_some_and(FetchOutcome::is_disappointing));
+            open.retain(|at| got.outcomes.get(*at).is_some_and(is_worth_a_retry));
             if open.is_empty() {
                 break;
             }

@@ -120,7 +120,7 @@ fn a_node_that_is_told_to_stop_leaves_the_registry_and_no_socket() {
         save(&leaver.client().unwrap(), &blocks);
         let socket = leaver.addresses().unwrap().socket.clone().unwrap();
         assert!(socket.exists());
-        assert_metric(&registry, "kvrail_registry_nodes", 2.0);
+        until("both are listed", || metric(&registry, "kvrail_registry_nodes") > 1.5);
 
         leaver.signal(signal);
         let status = leaver.wait(PATIENCE);

@@ -73,14 +73,6 @@ impl Blocks {
         self.hashes.len()
     }
 
-    /// The same in parts of at most `count` blocks.
-    pub(crate) fn split(&self, count: usize) -> Vec<Self> {
-        let parts = self.hashes.chunks(count).zip(self.bytes.chunks(count));
-        parts
-            .map(|(hashes, bytes)| Self { hashes: hashes.to_vec(), bytes: bytes.to_vec() })
-            .collect()
-    }
-
     /// The same in the opposite order. Saved so, no two of them are neighbours in the order in which
     /// they are read, and each one takes a READ of its own.
     pub(crate) fn reversed(&self) -> Self {
