@@ -29,8 +29,9 @@ const LENDS_IN_FLIGHT: usize = 4;
 /// The longest that a read waits for an owner that asked for a pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Rounds of a read: the plan, and one retry: on other owners, and of what was busy on the same
-/// one, whose quota the first round's leases may have filled.
+/// Rounds of a read: the plan, and one retry. What failed is asked of other owners, or, where
+/// there is none, of the same one again: its connection may have been stale. What was busy is asked
+/// again, too: the first round's own leases may have filled this node's quota at the owner.
 const ROUNDS: usize = 2;
 
 /// Fetches blocks from their owners.
@@ -66,6 +67,11 @@ fn is_worth_a_retry(outcome: &FetchOutcome) -> bool {
     outcome.is_disappointing() || *outcome == FetchOutcome::Busy
 }
 
+/// Whether the owner that has it may do better the next time.
+fn is_worth_the_same_owner(outcome: &FetchOutcome) -> bool {
+    matches!(outcome, FetchOutcome::Busy | FetchOutcome::Failed(_))
+}
+
 impl Fetcher {
     pub(super) fn new(
         node: NodeId,
@@ -88,21 +94,19 @@ impl Fetcher {
         let mut got =
             Got { outcomes: vec![FetchOutcome::NotFound; hashes.len()], avoid: Vec::new() };
         let mut open: Vec<usize> = (0..hashes.len()).collect();
-        for _round in 0..ROUNDS {
-            let mut lends = self.plan(namespace, hashes, &open, &got.avoid).await;
-            if let Source::From(node) = source {
-                // Whoever is preferred to the one that is wanted is left out until it is named.
-                while lends.iter().any(|lend| lend.owner != node)
-                    && got.avoid.len() < limits::REGISTRY_AVOID_MAX
-                {
-                    let others = lends.iter().map(|lend| lend.owner).filter(|it| *it != node);
-                    got.avoid.extend(others);
-                    got.avoid.sort_unstable();
-                    got.avoid.dedup();
-                    got.avoid.truncate(limits::REGISTRY_AVOID_MAX);
-                    lends = self.plan(namespace, hashes, &open, &got.avoid).await;
+        for round in 0..ROUNDS {
+            let mut lends = self.choose(namespace, hashes, (&open, source), &got.avoid).await;
+            if round > 0 {
+                // Nobody else has these: the same owners once more, over a fresh connection where
+                // theirs broke.
+                let covered = |at| lends.iter().any(|lend| lend.positions.contains(at));
+                let lost =
+                    |at: &&usize| got.outcomes.get(**at).is_some_and(is_worth_the_same_owner);
+                let rest: Vec<usize> =
+                    open.iter().filter(|at| !covered(at)).filter(lost).copied().collect();
+                if !rest.is_empty() {
+                    lends.extend(self.choose(namespace, hashes, (&rest, source), &[]).await);
                 }
-                lends.retain(|lend| lend.owner == node);
             }
             if lends.is_empty() {
                 break;
@@ -114,6 +118,33 @@ impl Fetcher {
             }
         }
         got.outcomes
+    }
+
+    /// Who to ask for what, among those that `source` allows and without those to `avoid`.
+    async fn choose(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[BlockHash],
+        (open, source): (&[usize], Source),
+        avoid: &[NodeId],
+    ) -> Vec<Lend> {
+        let mut lends = self.plan(namespace, hashes, open, avoid).await;
+        if let Source::From(node) = source {
+            let mut avoid = avoid.to_vec();
+            // Whoever is preferred to the one that is wanted is left out until it is named.
+            while lends.iter().any(|lend| lend.owner != node)
+                && avoid.len() < limits::REGISTRY_AVOID_MAX
+            {
+                let others = lends.iter().map(|lend| lend.owner).filter(|it| *it != node);
+                avoid.extend(others);
+                avoid.sort_unstable();
+                avoid.dedup();
+                avoid.truncate(limits::REGISTRY_AVOID_MAX);
+                lends = self.plan(namespace, hashes, open, &avoid).await;
+            }
+            lends.retain(|lend| lend.owner == node);
+        }
+        lends
     }
 
     /// Who to ask for what. A registry that does not answer leaves every block without an owner.

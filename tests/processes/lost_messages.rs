@@ -1,13 +1,12 @@
 //! Messages that are lost or arrive twice.
 //!
-//! TCP loses nothing, so these stand for a peer that is in trouble. A lost lend or lease costs the
-//! read; a lost completion or answer costs eviction quality, never data; and none moves a rank twice.
+//! TCP loses nothing, so these stand for a peer that is in trouble. A lost lend or lease costs time: it
+//! is asked again within the same read. A lost completion or answer costs eviction quality, never
+//! data. None moves a rank twice.
 
 use kvrail::protocol::door::Source;
 
-use crate::support::{
-    Blocks, Counts, IMPATIENT, assert_at_rest, assert_rank, cluster, metric, read, save, until,
-};
+use crate::support::{Blocks, Counts, assert_at_rest, assert_rank, cluster, metric, read, save};
 
 /// Whose fabric has the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,25 +15,33 @@ enum At {
     Reader,
 }
 
-/// What a read over a faulty fabric comes to: the holder's rank where the data arrived, else `None`.
+/// What a read over a faulty fabric comes to, beside the data, which always arrives.
 #[derive(Debug, Clone, Copy)]
 struct Expected {
-    rank: Option<u8>,
-    /// Completions that the holder answered from memory.
+    /// The holder's rank.
+    rank: u8,
+    /// Completions that the holder answered from memory, at least.
     replayed: f64,
-    /// Completions that came too late: their lease had expired.
+    /// Completions that came too late, at least: their lease had expired.
     late: f64,
 }
 
-const READ: Expected = Expected { rank: Some(2), replayed: 0.0, late: 0.0 };
-const FAILED: Expected = Expected { rank: None, ..READ };
+const READ: Expected = Expected { rank: 2, replayed: 0.0, late: 0.0 };
 
-fn read_over(at: At, fault: &str, expected: Expected) {
+/// Longer than an answer is waited for, so that a lease that nobody knows of does not expire, and its
+/// requester is not cut, while the read is tried again.
+const LONG: &str = "4s";
+
+/// So short that a completion is too late once its answer has been waited for.
+const SHORT: &str = "1s";
+
+fn read_over(at: At, fault: &str, lease: &str, expected: Expected) {
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
     let start = |name, has_fault| {
-        let mut arguments = [&IMPATIENT[..], &["--metrics-listen", "127.0.0.1:0"]].concat();
+        let mut arguments = vec!["--metrics-listen", "127.0.0.1:0", "--lease-ttl", lease];
+        arguments.extend(["--lease-margin", "200ms", "--transfer-timeout", "1s"]);
         if has_fault {
             arguments.extend(["--fault", fault]);
         }
@@ -49,58 +56,55 @@ fn read_over(at: At, fault: &str, expected: Expected) {
 
     let count = blocks.len();
     let counts = read(&at_reader, &blocks, Source::Anywhere);
-    match expected.rank {
-        Some(_) => assert_eq!(counts, Counts::all_ready(count), "{}", reader.said()),
-        None => assert_eq!(counts, Counts::all_failed(count), "{}", reader.said()),
-    }
+    assert_eq!(counts, Counts::all_ready(count), "{}", reader.said());
     // Leases end, and what is owed is paid, whether or not the two speak to each other again.
     assert_at_rest("the holder", &at_holder);
     assert_at_rest("the reader", &at_reader);
-    assert_rank(&at_holder, &blocks, expected.rank.unwrap_or(1));
+    assert_rank(&at_holder, &blocks, expected.rank);
 
-    // A holder that cut a lost lease has closed the connection; the reader may find that out now.
-    until("the next read", || {
-        read(&at_reader, &after, Source::Anywhere) == Counts::all_ready(count)
-    });
+    // A holder that cut a lost lease has closed the connection; that the reader may find this out
+    // only now does not cost it the read.
+    assert_eq!(read(&at_reader, &after, Source::Anywhere), Counts::all_ready(count));
     assert_rank(&at_holder, &after, 2);
     assert_eq!(read(&at_reader, &blocks, Source::Anywhere), Counts::all_ready(count));
     assert_rank(&at_reader, &blocks, 1);
-    assert_rank(&at_holder, &blocks, expected.rank.unwrap_or(2));
+    assert_rank(&at_holder, &blocks, expected.rank);
     assert_at_rest("the holder", &at_holder);
     assert_at_rest("the reader", &at_reader);
     let completions = |what: &str| metric(&holder, &format!("kvrail_completions_{what}_total"));
-    assert_eq!(completions("replayed").to_bits(), expected.replayed.to_bits());
-    assert_eq!(completions("refused").to_bits(), expected.late.to_bits());
+    assert!(completions("replayed") >= expected.replayed);
+    assert!(completions("refused") >= expected.late);
 }
 
 #[test]
-fn a_lost_lend_costs_the_read() {
-    read_over(At::Reader, "lose:send-lend", FAILED);
+fn a_lost_lend_costs_time() {
+    read_over(At::Reader, "lose:send-lend", LONG, READ);
 }
 
 #[test]
-fn a_lost_lease_costs_the_read() {
-    read_over(At::Holder, "lose:send-lease", FAILED);
-    read_over(At::Reader, "lose:recv-lease", FAILED);
+fn a_lost_lease_costs_time() {
+    read_over(At::Holder, "lose:send-lease", LONG, READ);
+    read_over(At::Reader, "lose:recv-lease", LONG, READ);
 }
 
 /// The lease expires while nobody completes it, and expiry moves no rank; the completion that comes
 /// with the next connection is too late.
 #[test]
 fn a_lost_completion_costs_the_rank_step() {
-    read_over(At::Reader, "lose:send-complete", Expected { rank: Some(1), late: 1.0, ..READ });
+    read_over(At::Reader, "lose:send-complete", SHORT, Expected { rank: 1, late: 1.0, ..READ });
 }
 
 #[test]
 fn a_lost_answer_leaves_the_rank_moved_once() {
-    read_over(At::Holder, "lose:send-ranks", READ);
-    read_over(At::Reader, "lose:recv-ranks", READ);
+    read_over(At::Holder, "lose:send-ranks", LONG, READ);
+    read_over(At::Reader, "lose:recv-ranks", LONG, READ);
 }
 
 #[test]
 fn what_arrives_twice_counts_once() {
-    read_over(At::Reader, "repeat:send-lend", READ);
-    read_over(At::Holder, "repeat:send-lease", READ);
-    read_over(At::Reader, "repeat:send-complete", Expected { replayed: 1.0, ..READ });
-    read_over(At::Holder, "repeat:send-ranks", READ);
+    read_over(At::Reader, "repeat:send-lend", LONG, READ);
+    read_over(At::Holder, "repeat:send-lease", LONG, READ);
+    let replayed = Expected { replayed: 1.0, ..READ };
+    read_over(At::Reader, "repeat:send-complete", LONG, replayed);
+    read_over(At::Holder, "repeat:send-ranks", LONG, READ);
 }
