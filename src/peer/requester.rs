@@ -347,8 +347,16 @@ impl<L: Landing> Requester<L> {
         });
         for fetch in self.fetches.values_mut() {
             if matches!(fetch.phase, Phase::Completing { .. }) && fetch.deadline <= now {
+                // The holder did not answer: it hears it once more at once, before the lease ends,
+                // and over its next connection. The blocks do not wait for that.
+                let count = fetch.pack_outcomes(&mut self.bitmap);
+                if let Some(connection) = fetch.connection.take()
+                    && let Some(outcomes) = Outcomes::new(count, &self.bitmap)
+                {
+                    let (lease, epoch) = (fetch.lease, self.epoch);
+                    outbox.send(connection, &Message::Complete { lease, epoch, outcomes });
+                }
                 owe(&mut self.replays, fetch);
-                fetch.connection = None;
             }
             if let (Some(at), Some(connection)) = (fetch.renewal(), fetch.connection)
                 && at <= now

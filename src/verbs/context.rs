@@ -9,7 +9,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::error::{REMEDY_DEVICE, VerbsError};
-use super::gid::{Gid, GidKind};
+use super::gid::Gid;
+use crate::sys::gid::GidType;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::{
     Library, ibv_context, ibv_context_ops, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
@@ -247,9 +248,9 @@ impl Context {
         let table = entries.iter().take(count).filter(of_port).map(|entry| Gid {
             index: entry.gid_index,
             kind: match entry.gid_type {
-                c::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
-                c::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
-                _ => GidKind::Infiniband,
+                c::IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
+                c::IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
+                _ => GidType::InfiniBand,
             },
             raw: entry.gid.raw,
         });
@@ -279,9 +280,9 @@ impl Context {
             );
             // Without the file the kernel is older than RoCE v2.
             let kind = match std::fs::read_to_string(path).unwrap_or_default().trim() {
-                "RoCE v2" => GidKind::RoceV2,
-                _ if port.ethernet => GidKind::RoceV1,
-                _ => GidKind::Infiniband,
+                "RoCE v2" => GidType::RoceV2,
+                _ if port.ethernet => GidType::RoceV1,
+                _ => GidType::InfiniBand,
             };
             table.push(Gid { index, kind, raw: gid.raw });
         }

@@ -23,7 +23,7 @@ pub use completion_queue::CompletionQueue;
 pub use context::{Context, DeviceLimits, Port};
 pub use error::VerbsError;
 pub use fabric::{PollMode, VerbsConfig, VerbsFabric};
-pub use gid::{Gid, GidChoice, GidKind, choose, describe};
+pub use gid::{Gid, GidChoice, choose, describe};
 pub use memory_region::MemoryRegion;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::{PartlyPosted, Path, QueuePair, QueuePairAddress, QueueSizes};

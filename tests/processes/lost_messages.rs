@@ -1,8 +1,8 @@
 //! Messages that are lost or arrive twice.
 //!
 //! TCP loses nothing, so these stand for a peer that is in trouble. A lost lend or lease costs time: it
-//! is asked again within the same read. A lost completion or answer costs eviction quality, never
-//! data. None moves a rank twice.
+//! is asked again within the same read. A lost completion or answer is said again while the lease
+//! lives; after that it costs eviction quality, never data. None moves a rank twice.
 
 use kvrail::protocol::door::Source;
 
@@ -87,10 +87,15 @@ fn a_lost_lease_costs_time() {
     read_over(At::Reader, "lose:recv-lease", LONG, READ);
 }
 
-/// The lease expires while nobody completes it, and expiry moves no rank; the completion that comes
-/// with the next connection is too late.
+/// Its answer is waited for; then it is said again, and the rank moves once.
 #[test]
-fn a_lost_completion_costs_the_rank_step() {
+fn a_lost_completion_is_said_again() {
+    read_over(At::Reader, "lose:send-complete", LONG, READ);
+}
+
+/// The lease expires before the completion is said again, and expiry moves no rank.
+#[test]
+fn a_lost_completion_of_a_short_lease_costs_the_rank_step() {
     read_over(At::Reader, "lose:send-complete", SHORT, Expected { rank: 1, late: 1.0, ..READ });
 }
 
