@@ -75,8 +75,7 @@ pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliE
     let line = serde_json::to_string(ready).map_err(|error| refused(&error))?;
     let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| {
         // The system's answer alone: the hidden file's name says nothing to anybody.
-        let error = error.raw_os_error().map_or(error, io::Error::from_raw_os_error);
-        refused(&error)
+        refused(&io::Error::from(error.kind()))
     })?;
     writeln!(file, "{line}").map_err(|error| refused(&error))?;
     file.persist(path).map(drop).map_err(|error| refused(&error.error))

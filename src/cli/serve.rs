@@ -40,12 +40,7 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
         })?),
         None => None,
     };
-    if config.peers.secret.is_none() && !config.peers.listen.ip().is_loopback() {
-        tracing::warn!(
-            listen = %config.peers.listen,
-            "whoever reaches this address can read blocks: give all nodes one --cluster-secret-file"
-        );
-    }
+    let open = config.peers.secret.is_none() && !config.peers.listen.ip().is_loopback();
     let socket = config.door.socket.clone();
     let options = node_options(config)?;
     let node = Node::start(options, Clock::start(), sink).await.map_err(from_node)?;

@@ -33,7 +33,7 @@ const READ: Expected = Expected { rank: 2, replayed: 0.0, late: 0.0 };
 const LONG: &str = "4s";
 
 /// So short that a completion is too late once its answer has been waited for.
-const SHORT: &str = "1s";
+const SHORT: &str = "500ms";
 
 fn read_over(at: At, fault: &str, lease: &str, expected: Expected) {
     let cluster = cluster();

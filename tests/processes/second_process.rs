@@ -37,13 +37,14 @@ fn the_second_one_is_refused() {
     save_unannounced(&node.client().unwrap(), &blocks);
 
     let own = cluster.path().join("own.sock").display().to_string();
+    let tcp = ["--transport", "tcp"];
     let serve = ["serve", "--pool", "1MiB", "--listen", "127.0.0.1:0", "--socket", &own];
     let with = |flag, value: &str, part: &str| {
         let mut arguments: Vec<&str> = Vec::new();
         for pair in serve[1..].chunks(2).filter(|pair| pair[0] != flag) {
             arguments.extend(pair);
         }
-        let arguments = [&["serve"][..], &arguments, &[flag, value]].concat();
+        let arguments = [&["serve"][..], &tcp, &arguments, &[flag, value]].concat();
         refused(&arguments, part);
         unharmed(&node, &blocks);
     };

@@ -47,7 +47,7 @@ impl Scene {
     /// `serve` with what it needs, and one setting that is wrong.
     fn serve(&self, wrong: &[&str], part: &str) {
         let socket = self.path("node.sock");
-        let mut arguments = vec!["serve"];
+        let mut arguments = vec!["serve", "--transport", "tcp"];
         for (flag, value) in
             [("--socket", socket.as_str()), ("--pool", "1MiB"), ("--listen", "127.0.0.1:0")]
         {
