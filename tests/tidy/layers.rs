@@ -173,7 +173,7 @@ pub(crate) fn unsafety(files: &[Source], modules: &[Module]) -> Vec<String> {
         if module.layer == CORES && file.is_module_root() && !forbids {
             wrong.push(format!("{}: a core begins with #![forbid(unsafe_code)]", file.path));
         }
-        for at in words(&file.code, "unsafe") {
+        for at in words(&file.code, "unsafe").filter(|at| !is_pointer_type(&file.code, *at)) {
             let line = line_of(&file.code, at);
             let place = format!("{}:{line}", file.path);
             if module.layer != MACHINES {
@@ -185,7 +185,8 @@ pub(crate) fn unsafety(files: &[Source], modules: &[Module]) -> Vec<String> {
                 ));
             }
         }
-        let opens = words(&file.code, "unsafe").next().is_some();
+        let mut uses = words(&file.code, "unsafe").filter(|at| !is_pointer_type(&file.code, *at));
+        let opens = uses.next().is_some();
         if opens && module.layer == MACHINES && !file.text.contains("unsafe_code,") {
             wrong.push(format!(
                 "{}: open the room with #![expect(unsafe_code, reason = …)]",
@@ -194,6 +195,16 @@ pub(crate) fn unsafety(files: &[Source], modules: &[Module]) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Whether the `unsafe` at `at` begins the type of a function pointer: it names no operation, and the
+/// call through the pointer has an `unsafe` of its own.
+fn is_pointer_type(code: &str, at: usize) -> bool {
+    let rest = code[at..].trim_start_matches("unsafe").trim_start();
+    let rest = rest.strip_prefix("extern").map_or(rest, |rest| {
+        rest.trim_start_matches(|c: char| c.is_whitespace() || c == '"' || c == 'C')
+    });
+    rest.starts_with("fn(")
 }
 
 /// Whether a comment that ends at most a statement's head above `line` explains the unsafe there.
@@ -316,12 +327,17 @@ mod tests {
             ("src/types.rs", "unsafe impl Send for X {}"),
             ("src/tcp/a.rs", "#![expect(unsafe_code, reason = \"x\")]\nunsafe { f() }"),
             ("src/tcp/a.rs", "// SAFETY: x\nunsafe { f() }"),
+            (
+                "src/tcp/a.rs",
+                "#![expect(unsafe_code, reason = \"x\")]\nunsafe extern \"C\" fn f() {}",
+            ),
         ];
         for (path, text) in bad {
             assert_eq!(unsafety(&[file(path, text)], &modules).len(), 1, "{path} {text}");
         }
         let good = [
             ("src/store/mod.rs", "#![forbid(unsafe_code)]"),
+            ("src/tcp/a.rs", "type F = unsafe extern \"C\" fn(u8) -> u8; type G = unsafe fn();"),
             (
                 "src/tcp/a.rs",
                 "#![expect(unsafe_code, reason = \"x\")]\n// SAFETY: y\nunsafe { f() }",
