@@ -106,17 +106,14 @@ impl Reader {
         rate
     }
 
-    /// Times of single READs, one after the other, sorted. Each is the mean of eight, because some
-    /// hosts take as long to read the clock as to read a block.
+    /// Times of single READs, one after the other, sorted.
     fn latency(&mut self, size: u32, count: usize) -> Vec<Duration> {
-        let mut times = Vec::with_capacity(count / 8);
-        for _eight in 0..count / 8 {
+        let mut times = Vec::with_capacity(count);
+        for _read in 0..count {
             let start = Instant::now();
-            for _read in 0..8 {
-                self.post(size, 1);
-                while self.poll() == 0 {}
-            }
-            times.push(start.elapsed() / 8);
+            self.post(size, 1);
+            while self.poll() == 0 {}
+            times.push(start.elapsed());
         }
         times.sort_unstable();
         times

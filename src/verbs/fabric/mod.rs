@@ -280,7 +280,6 @@ impl VerbsFabric {
         let mut since = None;
         loop {
             for _turn in 0..TURNS_PER_CLOCK {
-                std::hint::spin_loop();
                 if self.drain(at, batch) || self.wake.take() {
                     return Ok(true);
                 }
