@@ -41,7 +41,7 @@ fn fabric(lanes: usize) -> VerbsFabric {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         device: std::env::var("KVRAIL_RDMA_DEVICE").ok(),
         lanes,
-        poll: PollMode::Adaptive,
+        poll: PollMode::Busy,
         ..VerbsConfig::default()
     })
     .unwrap()
@@ -106,7 +106,7 @@ impl Reader {
         rate
     }
 
-    /// Times of single READs, sorted.
+    /// Times of single READs, one after the other, sorted.
     fn latency(&mut self, size: u32, count: usize) -> Vec<Duration> {
         let mut times = Vec::with_capacity(count);
         for _read in 0..count {

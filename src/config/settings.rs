@@ -9,7 +9,8 @@ use clap::Args;
 
 use super::layers::Settings;
 use super::values::{
-    HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, duration, log_filter,
+    HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, device_name, duration,
+    log_filter,
 };
 use crate::limits;
 use crate::node::TransportChoice;
@@ -130,7 +131,7 @@ pub struct ServeSettings {
     pub transport: Option<TransportChoice>,
 
     /// RDMA device, such as mlx5_0 (default: the first that works)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = device_name)]
     pub rdma_device: Option<String>,
 
     /// Index of the GID that peers are told (default: RoCE v2 on IPv4 before other addresses)

@@ -338,6 +338,16 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     })
 }
 
+/// The name of an RDMA device, as the kernel lets it be.
+pub(super) fn device_name(text: &str) -> Result<String, String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "_-.:".contains(c);
+    match text {
+        "" => Err("an RDMA device has a name, such as mlx5_0".to_owned()),
+        name if name.len() < 64 && name.chars().all(good) => Ok(name.to_owned()),
+        _ => Err(format!("{text:?} is no name of an RDMA device; mlx5_0 would be one")),
+    }
+}
+
 /// A filter that `tracing-subscriber` takes.
 pub(super) fn log_filter(text: &str) -> Result<String, String> {
     tracing_subscriber::EnvFilter::try_new(text).map(|_filter| text.to_owned()).map_err(|error| {

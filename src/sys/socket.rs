@@ -1,4 +1,6 @@
-//! Non-blocking TCP sockets.
+//! Non-blocking TCP sockets. Frames are written whole, so none waits for more bytes; buffer sizes are left
+//! to the kernel: a size that we set would switch off its tuning, and be cut to `net.core.wmem_max`, which
+//! by default lies far below what tuning reaches.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,7 +1,6 @@
 //! Non-blocking sockets, the epoll set that watches them, and the waker that ends a wait.
 
 use std::fmt;
-use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,26 +10,17 @@ use std::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::net::sockopt;
 
 use crate::fabric::{FabricError, Wake};
-use crate::types::Timestamp;
-
-/// Connections that the kernel completes before we accept them.
-const BACKLOG: i32 = 1024;
+use crate::sys;
+/// The one clock read of a poll: deadlines of handshakes and of stalled streams are checked by polls,
+/// and the port passes no time in.
+pub(super) use crate::sys::clock::now;
+pub(super) use crate::sys::socket::{accept, connected, dial};
 
 /// Sockets that one wait reports; the others are reported by the next one.
 const READY_MAX: usize = 64;
-
-/// The one clock read of a poll. The fabric is a machine: deadlines of handshakes and of stalled
-/// streams are checked by its polls, and its port passes no time in.
-pub(super) fn now() -> Timestamp {
-    let time = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-    Timestamp::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
-}
 
 /// Makes an error of a system call.
 pub(super) fn os(call: String, source: Errno, remedy: &'static str) -> FabricError {
@@ -40,74 +30,15 @@ pub(super) fn os(call: String, source: Errno, remedy: &'static str) -> FabricErr
 /// What to try when the system has no more descriptors.
 pub(super) const REMEDY_DESCRIPTORS: &str = "raise the limit of open files (ulimit -n)";
 
-fn family(address: &SocketAddr) -> AddressFamily {
-    match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    }
-}
-
-fn stream_socket(address: &SocketAddr) -> Result<OwnedFd, Errno> {
-    rustix::net::socket_with(
-        family(address),
-        SocketType::STREAM,
-        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
-        None,
-    )
-}
-
 /// A listening socket and the address that it got.
 pub(super) fn listen(address: SocketAddr) -> Result<(OwnedFd, SocketAddr), FabricError> {
-    let attempt = || -> Result<(OwnedFd, SocketAddr), Errno> {
-        let socket = stream_socket(&address)?;
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        let bound = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
-        Ok((socket, bound))
-    };
-    attempt().map_err(|source| {
+    sys::socket::listen(address).map_err(|source| {
         os(
             format!("listening on {address}"),
             source,
             "choose an address of this host and a free port (port 0 takes any free one)",
         )
     })
-}
-
-/// A socket that has begun to connect. The outcome is known when it becomes writable.
-pub(super) fn dial(address: &SocketAddr) -> Result<OwnedFd, Errno> {
-    let socket = stream_socket(address)?;
-    tune(&socket)?;
-    match rustix::net::connect(&socket, address) {
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
-        Err(error) => Err(error),
-    }
-}
-
-/// Takes one waiting connection; `None` where none waits.
-pub(super) fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
-    match rustix::net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-        Ok(socket) => {
-            tune(&socket)?;
-            Ok(Some(socket))
-        }
-        Err(Errno::AGAIN) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Frames are written whole, so waiting for more bytes gains nothing. Buffer sizes are left to the
-/// kernel: a size that we set would switch off its tuning, and be cut to `net.core.wmem_max`, which
-/// by default lies far below what tuning reaches.
-fn tune(socket: &OwnedFd) -> Result<(), Errno> {
-    sockopt::set_tcp_nodelay(socket, true)
-}
-
-/// Whether a socket that became writable is connected.
-pub(super) fn connected(socket: &OwnedFd) -> io::Result<()> {
-    sockopt::socket_error(socket)??;
-    Ok(())
 }
 
 /// Closes a socket whose unsent bytes are of no use any more: the kernel drops them and resets.

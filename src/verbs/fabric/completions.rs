@@ -7,9 +7,6 @@ use super::wr_id::Work;
 use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent};
 use crate::sys::ibverbs::ibv_wc;
 
-/// Completions taken at once.
-const COMPLETIONS: usize = 32;
-
 /// So many times completions are taken per turn, so that one peer does not keep the others waiting.
 const TURNS: usize = 8;
 
@@ -19,11 +16,29 @@ impl Connection {
         if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting) {
             return false;
         }
-        let mut found = [ibv_wc::default(); COMPLETIONS];
+        let mut found = std::mem::take(around.found);
+        let any = self.take_completions(&mut found, around, batch);
+        *around.found = found;
+        if any
+            && let Some(link) = &mut self.link
+            && let Err(error) = link.messages.advance()
+        {
+            tracing::warn!(%error, "a connection ends");
+            self.cut(Broken::UNREACHABLE, around.now);
+        }
+        any
+    }
+
+    fn take_completions(
+        &mut self,
+        found: &mut [ibv_wc],
+        around: &mut Surroundings<'_>,
+        batch: &mut EventBatch,
+    ) -> bool {
         let mut any = false;
         for _turn in 0..TURNS {
             let Some(link) = &self.link else { return any };
-            let count = match link.cq.poll(&mut found) {
+            let count = match link.cq.poll(found) {
                 Ok(count) => count,
                 Err(error) => {
                     tracing::warn!(%error, "a connection ends");
@@ -37,16 +52,9 @@ impl Connection {
                 }
             }
             any |= count > 0;
-            if count < COMPLETIONS {
+            if count < found.len() {
                 break;
             }
-        }
-        if any
-            && let Some(link) = &mut self.link
-            && let Err(error) = link.messages.advance()
-        {
-            tracing::warn!(%error, "a connection ends");
-            self.cut(Broken::UNREACHABLE, around.now);
         }
         any
     }

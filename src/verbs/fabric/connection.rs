@@ -31,6 +31,7 @@ use crate::fabric::{
 };
 use crate::limits::PING_INTERVAL;
 use crate::sys::epoll::{Epoll, Interest, Ready};
+use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
 use crate::types::Timestamp;
 use crate::verbs::VerbsError;
@@ -52,6 +53,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) epoll: &'a Epoll,
     /// Completions that matched nothing, counted.
     pub(super) stale: &'a mut u64,
+    /// Where completions are taken to.
+    pub(super) found: &'a mut Vec<ibv_wc>,
     pub(super) now: Timestamp,
 }
 

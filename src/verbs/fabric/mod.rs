@@ -34,6 +34,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use self::config::{PollMode, VerbsConfig};
@@ -51,9 +52,10 @@ use crate::fabric::{
 };
 use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
-use crate::sys::clock::now;
+use crate::sys::clock::{coarse, now};
 use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::eventfd::EventFd;
+use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
 use crate::types::Timestamp;
 
@@ -66,8 +68,14 @@ const SWEEP: Duration = Duration::from_millis(50);
 /// How long a cut connection is waited for, so that its flushes are seen without delay.
 const DRAIN_WAIT: Duration = Duration::from_millis(1);
 
-/// How long an adaptive poll spins after it last found something: the time of a small READ.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long an adaptive poll spins after it last found or posted something: a few small READs.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// Looks at the queues between looks at the clock, which costs more than they do on some hosts.
+const TURNS_PER_CLOCK: usize = 32;
+
+/// Completions taken at once.
+const COMPLETIONS: usize = 32;
 
 /// A fabric over one RDMA device, owned by the thread that polls it.
 pub struct VerbsFabric {
@@ -87,8 +95,11 @@ pub struct VerbsFabric {
     paused: bool,
     next_sweep: Timestamp,
     next_service: Timestamp,
-    last_active: Timestamp,
+    /// Whether something was found or posted since the last spin in vain.
+    active: bool,
     stale: u64,
+    /// Where completions are taken to.
+    found: Vec<ibv_wc>,
     /// Set when the device is gone.
     lost: bool,
 }
@@ -124,9 +135,12 @@ impl VerbsFabric {
         };
         let setup = || refused("making an epoll set".to_owned());
         let epoll = Epoll::new(READY_MAX).map_err(setup())?;
-        let wake = Arc::new(EventWake(EventFd::new().map_err(setup())?));
+        let wake = Arc::new(EventWake {
+            event: EventFd::new().map_err(setup())?,
+            flag: AtomicBool::new(false),
+        });
         let add = |fd, token: Token| epoll.add(fd, token.encode(), Interest::Read).map_err(setup());
-        add(std::os::fd::AsFd::as_fd(&wake.0), Token::Wake)?;
+        add(std::os::fd::AsFd::as_fd(&wake.event), Token::Wake)?;
         add(device.channel.fd(), Token::Channel)?;
         add(device.context.events_fd(), Token::Device)?;
         let listening = config.listen.map(|address| {
@@ -152,7 +166,8 @@ impl VerbsFabric {
             paused: false,
             next_sweep: Timestamp::ZERO,
             next_service: Timestamp::ZERO,
-            last_active: Timestamp::ZERO,
+            active: false,
+            found: vec![ibv_wc::default(); COMPLETIONS],
             stale: 0,
             lost: false,
         })
@@ -195,6 +210,7 @@ impl VerbsFabric {
             regions: &self.regions,
             epoll: &self.epoll,
             stale: &mut self.stale,
+            found: &mut self.found,
             now,
         };
         if let Err(broken) = act(connection, &mut around) {
@@ -211,6 +227,7 @@ impl VerbsFabric {
             regions: &self.regions,
             epoll: &self.epoll,
             stale: &mut self.stale,
+            found: &mut self.found,
             now,
         };
         let mut any = false;
@@ -227,7 +244,7 @@ impl VerbsFabric {
         }
         if any || batch.events.len() > before {
             self.regions.sweep(&mut self.table);
-            self.last_active = now;
+            self.active = true;
         }
         any || batch.events.len() > before
     }
@@ -246,12 +263,55 @@ impl VerbsFabric {
         limit
     }
 
-    fn spins(&self, now: Timestamp) -> bool {
-        match self.poll {
-            PollMode::Busy => true,
-            PollMode::Adaptive => now.since(self.last_active) < SPIN,
-            PollMode::Event => false,
+    /// Looks for completions without sleeping, for as long as the mode says. Answers whether the poll
+    /// is over.
+    fn spin(
+        &mut self,
+        begun: Timestamp,
+        timeout: Duration,
+        batch: &mut EventBatch,
+    ) -> Result<bool, FabricError> {
+        let limit = match self.poll {
+            PollMode::Busy => timeout,
+            PollMode::Adaptive if self.active => timeout.min(SPIN),
+            PollMode::Adaptive | PollMode::Event => return Ok(false),
+        };
+        let mut at = begun;
+        let mut since = None;
+        loop {
+            for _turn in 0..TURNS_PER_CLOCK {
+                if self.drain(at, batch) || self.wake.take() {
+                    return Ok(true);
+                }
+            }
+            at = coarse();
+            if at >= self.next_service && self.service(Duration::ZERO, batch)? {
+                return Ok(true);
+            }
+            let precise = now();
+            if precise.since(*since.get_or_insert(precise)) >= limit {
+                self.active = false;
+                return Ok(self.poll == PollMode::Busy);
+            }
         }
+    }
+
+    /// Sleeps until something happens, or the time is up.
+    fn sleep(
+        &mut self,
+        at: Timestamp,
+        timeout: Duration,
+        batch: &mut EventBatch,
+    ) -> Result<(), FabricError> {
+        self.arm(at);
+        // What came before the queues were armed makes no event.
+        if self.drain(at, batch) {
+            return Ok(());
+        }
+        let limit = timeout.min(self.wait_limit());
+        self.service(limit, batch)?;
+        self.drain(coarse(), batch);
+        Ok(())
     }
 }
 
@@ -284,7 +344,7 @@ impl Fabric for VerbsFabric {
         };
         let socket = socket::dial(to).map_err(|errno| refused(errno.into()))?;
         let id = self.table.reserve()?;
-        let deadline = now() + self.handshake_timeout;
+        let deadline = coarse() + self.handshake_timeout;
         let token = Token::Connection(id).encode();
         // An unwatched connection does nothing, and its deadline closes it.
         self.epoll.add(&socket, token, Interest::Write).ok();
@@ -308,9 +368,8 @@ impl Fabric for VerbsFabric {
         if !open.ok_or(FabricError::Closed)?.has_room(message.len()) {
             return Err(FabricError::Full);
         }
-        let at = now();
-        self.last_active = at;
-        self.with(connection, at, |connection, _| connection.send(message));
+        self.active = true;
+        self.with(connection, coarse(), |connection, _| connection.send(message));
         Ok(())
     }
 
@@ -320,41 +379,20 @@ impl Fabric for VerbsFabric {
         if open.ok_or(FabricError::Closed)?.outstanding() + batch.works.len() > most {
             return Err(FabricError::Full);
         }
-        let at = now();
-        self.last_active = at;
-        self.with(connection, at, |connection, around| connection.post(batch, around));
+        self.active = true;
+        self.with(connection, coarse(), |connection, around| connection.post(batch, around));
         Ok(())
     }
 
     fn close(&mut self, connection: ConnectionId) {
-        self.with(connection, now(), |_, _| Err(Broken::REQUESTED));
+        self.with(connection, coarse(), |_, _| Err(Broken::REQUESTED));
     }
 
     fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
-        let mut at = now();
-        let end = at + timeout;
-        let mut first = true;
-        loop {
-            let woken = at >= self.next_service && self.service(Duration::ZERO, batch)?;
-            if self.drain(at, batch) || woken || (!first && at >= end) {
-                break;
-            }
-            first = false;
-            if at < end && self.spins(at) {
-                std::hint::spin_loop();
-                at = now();
-                continue;
-            }
-            self.arm(at);
-            if self.drain(at, batch) {
-                break;
-            }
-            let limit = end.since(at).min(self.wait_limit());
-            let woken = self.service(limit, batch)?;
-            at = now();
-            if self.drain(at, batch) || woken {
-                break;
-            }
+        let at = coarse();
+        let woken = at >= self.next_service && self.service(Duration::ZERO, batch)?;
+        if !self.drain(at, batch) && !woken && !self.spin(at, timeout, batch)? {
+            self.sleep(at, timeout, batch)?;
         }
         if self.lost && batch.events.is_empty() {
             return Err(FabricError::Os {
@@ -373,11 +411,23 @@ impl Fabric for VerbsFabric {
 
 /// Ends waits of the fabric that it was made with.
 #[derive(Debug)]
-struct EventWake(EventFd);
+struct EventWake {
+    event: EventFd,
+    /// What a poll that spins looks at instead of the event.
+    flag: AtomicBool,
+}
+
+impl EventWake {
+    /// Takes a wake that came since the last call.
+    fn take(&self) -> bool {
+        self.flag.load(Ordering::Relaxed) && self.flag.swap(false, Ordering::Acquire)
+    }
+}
 
 impl Wake for EventWake {
     fn wake(&self) {
         // A counter that refuses has woken the poll already.
-        self.0.notify().ok();
+        self.flag.store(true, Ordering::Release);
+        self.event.notify().ok();
     }
 }

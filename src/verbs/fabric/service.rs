@@ -10,7 +10,7 @@ use super::table::Token;
 use super::{SWEEP, VerbsFabric};
 use crate::fabric::{EventBatch, FabricError};
 use crate::limits::HANDSHAKES_MAX;
-use crate::sys::clock::now;
+use crate::sys::clock::coarse;
 use crate::sys::epoll::Interest;
 use crate::sys::socket;
 use crate::types::Timestamp;
@@ -37,7 +37,7 @@ impl VerbsFabric {
             source,
             remedy: "make a new fabric; report this as a defect",
         })?;
-        let now = now();
+        let now = coarse();
         self.next_service = now + SERVICE;
         let mut woken = false;
         for ready in &ready {
@@ -45,7 +45,8 @@ impl VerbsFabric {
                 Token::Wake => {
                     woken = true;
                     // Nothing to take means that it was taken already.
-                    self.wake.0.drain().ok();
+                    self.wake.event.drain().ok();
+                    self.wake.take();
                 }
                 Token::Channel => self.disarm(),
                 Token::Device => self.take_events(now, batch),
