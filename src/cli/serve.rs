@@ -59,6 +59,13 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
     let outcome = match announce_ready(&process, &ready) {
         Ok(()) => {
             tracing::info!(%listen, socket = door, metrics = ?metrics_address, "serving");
+            if open {
+                tracing::warn!(
+                    %listen,
+                    "whoever reaches this address can read blocks: give all nodes one \
+                     --cluster-secret-file"
+                );
+            }
             let outcome = stop.wait(node.failed()).await;
             tracing::info!("stopping; a second signal stops at once");
             outcome
