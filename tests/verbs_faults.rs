@@ -19,7 +19,7 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use kvrail::fabric::{Access, CloseReason, CompletionStatus, Fabric};
+use kvrail::fabric::{Access, CloseReason, CompletionStatus, Fabric, FabricEvent};
 
 use conformance::{End, Pair, Random, Read, Seen, batch, connect, pump};
 use rdma::{Verbs, device};
@@ -234,4 +234,52 @@ fn a_link_that_goes_down_and_up_ends_or_spares_each_read() {
     pair.a.fabric.post(fresh, &batch(&many(&remote, &local))).unwrap();
     pair.pump(|a, _| a.completions(fresh).len() == BLOCKS as usize);
     assert!(Pair::<Verbs>::bytes(&memory, 0, BYTES) == [1; BYTES]);
+}
+
+/// SoftRoCE waits with the removal until the last process has let go of the device; other drivers
+/// take it away and say so by an asynchronous event. Either way every READ ends once, the removal
+/// ends with the fabric, and a new device works.
+#[test]
+fn a_device_that_is_removed_lets_every_read_end_and_a_new_one_works() {
+    let Some(netdev) = netdev() else { return };
+    let name = device().unwrap();
+    let mut pair = Pair::<Verbs>::new();
+    let (remote, _) = pair.b.region(&[1; BYTES], Access::RemoteRead);
+    let (local, _) = pair.a.region(&[0; BYTES], Access::Local);
+    let at_a = pair.at_a;
+    pair.post(&many(&remote, &local));
+    let mut removal = Command::new("rdma").args(["link", "delete", name]).spawn().unwrap();
+    let start = Instant::now();
+    let mut events = kvrail::fabric::EventBatch::default();
+    let (mut completed, mut closed) = (0, false);
+    while !closed {
+        assert!(start.elapsed() < Duration::from_secs(20), "{completed} completions");
+        events.clear();
+        // A fabric that has lost its device says so by an error, after its last event.
+        pair.a.fabric.poll(&mut events, Duration::from_millis(1)).ok();
+        for event in &events.events {
+            match event {
+                FabricEvent::Completed(_) => completed += 1,
+                FabricEvent::Closed { connection, .. } if *connection == at_a => closed = true,
+                _ => {}
+            }
+        }
+        if completed == BLOCKS || start.elapsed() > Duration::from_secs(5) {
+            pair.a.fabric.close(at_a);
+        }
+    }
+    assert_eq!(completed, BLOCKS, "each READ ends once");
+    drop(pair);
+    let mut waited = 0;
+    while removal.try_wait().unwrap().is_none() {
+        assert!(waited < 1000, "the removal waits for somebody");
+        waited += 1;
+        run("sleep", &["0.01"]);
+    }
+    run("rdma", &["link", "add", name, "type", "rxe", "netdev", &netdev]);
+    let mut pair = Pair::<Verbs>::new();
+    let (remote, _) = pair.b.region(&[1; BYTES], Access::RemoteRead);
+    let (local, _) = pair.a.region(&[0; BYTES], Access::Local);
+    pair.post(&many(&remote, &local));
+    pair.succeed(BLOCKS as usize);
 }

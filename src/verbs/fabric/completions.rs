@@ -81,7 +81,17 @@ impl Connection {
                 match status {
                     CompletionStatus::Success if self.stage == Stage::Probe => self.open(batch),
                     CompletionStatus::Success => {}
-                    CompletionStatus::Unreachable => return Err(Broken::UNREACHABLE),
+                    CompletionStatus::Unreachable => {
+                        if self.stage == Stage::Probe {
+                            tracing::warn!(
+                                device = around.device.context.name(),
+                                gid = around.device.choice.reason,
+                                "a peer that answers over TCP does not answer over RDMA: set \
+                                 --gid-index here or there to addresses that reach each other"
+                            );
+                        }
+                        return Err(Broken::UNREACHABLE);
+                    }
                     _ => return Err(Broken::PEER_CLOSED),
                 }
                 Ok(())
