@@ -5,7 +5,11 @@ set -euo pipefail
 
 if [[ -z ${KVRAIL_RDMA_DEVICE:-} ]]; then
     one_device
+    # The interface below the device, which the fault tests take down.
+    export KVRAIL_RDMA_NETDEV=d0
 fi
+# Tests that take the device away, or count what it holds, want it for themselves.
+export RUST_TEST_THREADS=1
 
 device_is_active() {
     ibv_devinfo -d "$KVRAIL_RDMA_DEVICE" | grep -q PORT_ACTIVE
