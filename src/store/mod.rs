@@ -44,11 +44,17 @@ mod slab;
 mod word;
 
 #[cfg(test)]
-mod oracle;
+mod history;
+#[cfg(test)]
+mod history_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
+mod oracle;
+#[cfg(test)]
 mod stress_tests;
+#[cfg(test)]
+mod subject;
 #[cfg(test)]
 mod tests;
 

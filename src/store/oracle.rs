@@ -77,7 +77,15 @@ pub(super) struct Oracle {
     placements: u64,
 }
 
-#[derive(Debug, Clone)]
+/// See [`Oracle::essence`].
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Essence {
+    residents: BTreeMap<u8, Resident>,
+    /// Empty lists left behind make essences differ that need not; that only costs a search time.
+    lists: Vec<(EvictionRank, Vec<(u8, u64)>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Resident {
     pub(super) serial: u64,
     pub(super) rank: EvictionRank,
@@ -91,6 +99,18 @@ pub(super) struct Resident {
 impl Oracle {
     pub(super) fn new(config: StoreConfig) -> Self {
         Self { config, residents: BTreeMap::new(), lists: BTreeMap::new(), placements: 0 }
+    }
+
+    /// What its future answers depend on: two oracles of one configuration that give the same are
+    /// the same from here on. The ages of placements count only where the policy weighs them.
+    pub(super) fn essence(&self) -> Essence {
+        let aged = self.config.policy.kind == PolicyKind::Aged;
+        let age = |placed: u64| if aged { self.placements - placed } else { 0 };
+        let places = |list: &Vec<(u8, u64)>| list.iter().map(|one| (one.0, age(one.1))).collect();
+        Essence {
+            residents: self.residents.clone(),
+            lists: self.lists.iter().map(|(rank, list)| (*rank, places(list))).collect(),
+        }
     }
 
     pub(super) fn residents(&self) -> &BTreeMap<u8, Resident> {

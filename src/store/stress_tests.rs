@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
-use super::model_tests::RankSum;
 use super::oracle::{key, payload};
+use super::subject::RankSum;
 use super::{Committed, Found, Origin, Payload, Store, StoreConfig};
 use crate::policy::Policy;
 use crate::sync::lock;
