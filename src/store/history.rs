@@ -4,8 +4,12 @@
 //! A [`Step`] is one operation with its answers and the interval in which it must have taken
 //! effect. A history is explained where the steps can be put into one order such that the oracle,
 //! asked in this order, gives the recorded answers; steps of a thread keep their order, and a step
-//! that had returned before another was called comes before it. Batches that promise no more than a
-//! sequence of small steps are several steps with one interval.
+//! that had returned before another was called comes before it. A batch is several steps with one
+//! interval.
+//!
+//! In two answers a store of many threads is less definite than the oracle, and the search allows
+//! for exactly that: `Full`, where slots are on their way in or out, and the list that loses its
+//! head where lists are compared by age.
 
 use std::collections::HashSet;
 
@@ -24,15 +28,58 @@ pub(super) struct Step {
 impl Step {
     /// The steps that this call is a sequence of.
     fn parts(self) -> Vec<Self> {
-        let Operation::EvictBatch { max } = self.operation else {
-            return vec![self];
+        let (called, returned) = (self.called, self.returned);
+        let answers = self.answers.iter().map(|one| vec![*one]);
+        let each = |operations: Vec<Operation>| {
+            let parts = operations.into_iter().zip(answers.clone());
+            let part = |(operation, answers)| Self { operation, answers, called, returned };
+            parts.map(part).collect::<Vec<Self>>()
         };
-        let part = |answers: Vec<Answer>| Self { operation: Operation::Evict, answers, ..self };
-        let mut parts: Vec<Self> = self.answers.iter().map(|one| part(vec![*one])).collect();
-        if parts.len() < max {
-            parts.push(part(Vec::new()));
-        }
+        let mut parts = match &self.operation {
+            Operation::PinBatch { keys } => {
+                return each(keys.iter().map(|key| Operation::Pin { key: *key }).collect());
+            }
+            Operation::HitBatch { keys, pin } => {
+                let one = |key: &u8| Operation::HitBatch { keys: vec![*key], pin: *pin };
+                each(keys.iter().map(one).collect())
+            }
+            Operation::CommitBatch { serials, requester } => {
+                let requester = *requester;
+                let one = |serial: &u64| Operation::Commit { serial: *serial, requester };
+                each(serials.iter().map(one).collect())
+            }
+            Operation::EvictBatch { max } => {
+                let mut parts = each(vec![Operation::Evict; self.answers.len()]);
+                if parts.len() < *max {
+                    let (operation, answers) = (Operation::Evict, Vec::new());
+                    parts.push(Self { operation, answers, called, returned });
+                }
+                return parts;
+            }
+            _ => return vec![self],
+        };
+        // The others are processed leaf first.
+        parts.reverse();
         parts
+    }
+
+    /// Whether this takes a slot that it may give back, or gives one back that it took.
+    fn moves_slots(&self) -> bool {
+        matches!(self.operation, Operation::Insert { .. } | Operation::Evict)
+    }
+
+    /// What the oracle is after this step, if it gives the step's answers.
+    fn explained_by(&self, oracle: &Oracle, others: usize) -> Option<Oracle> {
+        let mut then = oracle.clone();
+        if self.answers == [Answer::Full] {
+            return oracle.is_full_with(others, &self.operation).then_some(then);
+        }
+        if let [Answer::Evicted { key, .. }] = self.answers.as_slice()
+            && then.weighs_ages()
+        {
+            return (then.evict_head(*key) == self.answers).then_some(then);
+        }
+        (then.apply(&self.operation) == self.answers).then_some(then)
     }
 }
 
@@ -86,10 +133,12 @@ impl Search<'_> {
             let Some(step) = head.filter(|step| step.called <= deadline) else {
                 continue;
             };
-            let mut then = oracle.clone();
-            if then.apply(&step.operation) != step.answers {
+            let others = threads.iter().flatten().filter(|other| {
+                other.moves_slots() && other.called < step.returned && step.called < other.returned
+            });
+            let Some(then) = step.explained_by(oracle, others.count()) else {
                 continue;
-            }
+            };
             next[thread] += 1;
             if self.extend(next, &then) {
                 return true;

@@ -12,7 +12,6 @@ use super::StoreConfig;
 use super::oracle::{Operation, Oracle};
 use super::subject::Subject;
 use crate::policy::{Origin, Policy};
-use crate::sync::lock;
 use crate::types::{EvictionRank, PolicyKind, RequesterIndex, ResidentCause};
 
 /// Sequences per policy; five policies.
@@ -115,7 +114,7 @@ fn run(config: StoreConfig, operations: &[Operation]) -> Result<(), TestCaseErro
         let operation = sequence.resolve(operation, oracle);
         let expected = oracle.apply(&operation);
         prop_assert_eq!(subject.apply(&operation), expected.clone(), "{:?}", operation);
-        lock(&subject.store.slab).check();
+        subject.store.table.check();
         Ok(expected)
     };
     for operation in operations {

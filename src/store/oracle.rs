@@ -309,6 +309,34 @@ impl Oracle {
         Answer::Said(moved)
     }
 
+    /// Whether victims depend on ages, which are coarse under several threads.
+    pub(super) fn weighs_ages(&self) -> bool {
+        self.config.policy.kind == PolicyKind::Aged
+    }
+
+    /// Whether an insertion may find no slot while others are in the middle of taking or freeing
+    /// `others` slots: only where its block is not here.
+    pub(super) fn is_full_with(&self, others: usize, operation: &Operation) -> bool {
+        let Operation::Insert { key, .. } = operation else {
+            return false;
+        };
+        let capacity = self.config.capacity as usize;
+        !self.residents.contains_key(key) && self.residents.len() + others >= capacity
+    }
+
+    /// Evicts `key`, if it is the head of a list, whichever.
+    pub(super) fn evict_head(&mut self, key: u8) -> Vec<Answer> {
+        let heads = |list: &&mut Vec<(u8, u64)>| list.first().is_some_and(|head| head.0 == key);
+        let Some(list) = self.lists.values_mut().find(heads) else {
+            return Vec::new();
+        };
+        list.remove(0);
+        let gone = self.residents.remove(&key);
+        gone.map(|one| Answer::Evicted { key, serial: one.serial, rank: one.rank })
+            .into_iter()
+            .collect()
+    }
+
     fn evict(&mut self) -> Option<Answer> {
         let heads = self.lists.iter().filter_map(|(rank, list)| {
             let (key, placed) = *list.first()?;
