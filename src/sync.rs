@@ -1,10 +1,17 @@
-//! The synchronisation primitives that the cores use: `std`'s, or loom's under `--cfg loom`, so that
-//! a model checks the code that ships.
+//! The synchronisation primitives that the cores use: `std`'s, or a model checker's (`--cfg loom`,
+//! `--cfg shuttle`), so that a model checks the code that ships.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(shuttle)]
+use shuttle::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(any(loom, shuttle)))]
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::sync::PoisonError;
 
@@ -13,4 +20,139 @@ use std::sync::PoisonError;
 /// would be worse.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A 64-bit word that threads share without a lock.
+pub(crate) type Cell = AtomicU64;
+
+/// How cells are used.
+///
+/// Loads, exchanges and additions are sequentially consistent: all threads agree on one order of
+/// all of them, which is the order that proofs argue in. [`Shared::publish`] is weaker, and enough
+/// for what is written before a word makes it visible: whoever reads what was published sees all
+/// that its writer did before.
+pub(crate) trait Shared {
+    fn get(&self) -> u64;
+
+    fn publish(&self, value: u64);
+
+    /// Stores `value` in place of `expected`; whether that was what the cell held.
+    fn replace(&self, expected: u64, value: u64) -> bool;
+
+    /// Adds, with wrap-around, and answers the sum.
+    fn add(&self, value: u64) -> u64;
+}
+
+impl Shared for Cell {
+    fn get(&self) -> u64 {
+        interference();
+        self.load(Ordering::SeqCst)
+    }
+
+    fn publish(&self, value: u64) {
+        interference();
+        self.store(value, Ordering::Release);
+    }
+
+    fn replace(&self, expected: u64, value: u64) -> bool {
+        interference();
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        self.compare_exchange(expected, value, success, failure).is_ok()
+    }
+
+    fn add(&self, value: u64) -> u64 {
+        interference();
+        self.fetch_add(value, Ordering::SeqCst).wrapping_add(value)
+    }
+}
+
+/// Cells of zeros. Memory that nobody writes to stays untouched, and costs nothing.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) fn zeroed(count: usize) -> Box<[Cell]> {
+    bytemuck::zeroed_slice_box(count)
+}
+
+/// The model checkers' cells have to be made one by one.
+#[cfg(any(loom, shuttle))]
+pub(crate) fn zeroed(count: usize) -> Box<[Cell]> {
+    (0..count).map(|_| Cell::new(0)).collect()
+}
+
+#[cfg(not(test))]
+fn interference() {}
+
+#[cfg(all(test, shuttle))]
+pub(crate) use shuttle::thread;
+#[cfg(all(test, not(shuttle)))]
+pub(crate) use std::thread;
+
+#[cfg(test)]
+use chaos::interference;
+#[cfg(test)]
+pub(crate) use chaos::{limit_accesses, park_at, set as set_interference};
+
+/// Lets other threads run between any two accesses to shared cells, so that the rare interleavings
+/// of a test on real threads are not rare.
+#[cfg(test)]
+mod chaos {
+    use std::cell::{Cell, RefCell};
+    use std::sync::mpsc::{Receiver, Sender};
+
+    /// Accesses left, whom to tell, and whom to wait for.
+    type Park = (u32, Sender<()>, Receiver<()>);
+
+    thread_local! {
+        static STATE: Cell<u64> = const { Cell::new(0) };
+        static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+        static PARK: RefCell<Option<Park>> = const { RefCell::new(None) };
+    }
+
+    /// From now on this thread gives way at one access in twelve; never where the seed is 0.
+    pub(crate) fn set(seed: u64) {
+        STATE.set(seed);
+    }
+
+    /// From now on this thread panics after so many accesses: an operation has lost its way.
+    pub(crate) fn limit_accesses(accesses: u64) {
+        LEFT.set(accesses);
+    }
+
+    /// At its access with this number from now on, this thread says so and stops, until it hears
+    /// something or nobody is there any more to say it.
+    pub(crate) fn park_at(access: u32, parked: Sender<()>, resume: Receiver<()>) {
+        PARK.set(Some((access, parked, resume)));
+    }
+
+    fn park() {
+        let due = PARK.with_borrow_mut(|park| match park {
+            Some((0, ..)) => park.take(),
+            Some((left, ..)) => {
+                *left -= 1;
+                None
+            }
+            None => None,
+        });
+        if let Some((_, parked, resume)) = due {
+            parked.send(()).ok();
+            resume.recv().ok();
+        }
+    }
+
+    pub(super) fn interference() {
+        let left = LEFT.get();
+        assert!(left > 0, "this does not come to an end");
+        LEFT.set(left - 1);
+        park();
+        let mut state = STATE.get();
+        if state == 0 {
+            return;
+        }
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        STATE.set(state);
+        if (state >> 11).is_multiple_of(12) {
+            super::thread::yield_now();
+        }
+    }
 }

@@ -92,7 +92,7 @@ fn the_file_may_be_named_by_a_variable() {
 #[test]
 fn every_setting_can_be_given_in_each_of_the_three_places() {
     for name in names::<ServeSettings>() {
-        let any_text = ["socket", "ready-file", "rdma-device", "fault"].contains(&&*name);
+        let any_text = ["socket", "ready-file", "fault"].contains(&&*name);
         let origin = variable(&name);
         let refused = serve(&["--pool=1MiB"], &[(&origin, "== ==")]).is_err();
         // The pool on the command line wins, yet a wrong variable is refused.

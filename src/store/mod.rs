@@ -9,8 +9,8 @@
 //!
 //! # Semantics
 //!
-//! Each operation takes effect in one step, as if alone, and a batch in one step for all its
-//! members, except [`Store::evict_batch`] and [`Store::list`], which are sequences of small steps.
+//! Each operation takes effect in one step, as if alone; a batch is a sequence of such steps, one
+//! per member, and so are [`Store::evict_batch`], [`Store::stats`] and [`Store::list`].
 //!
 //! - **A pinned resident is in no list**: never a victim, never in the search's way. Its last unpin
 //!   makes it the newest of the rank that it has by then. A pin itself is no touch and moves no
@@ -21,41 +21,142 @@
 //! - **[`Store::commit`] is one step**: de-duplication of (resident, requester), rank step, unpin.
 //!   A repeat answers the rank that the first one got and moves nothing.
 //! - **A victim** is the least recently used resident of the list that the policy names. Nothing
-//!   else happens; a search that finds none changes nothing.
-//! - **A slot's generation changes when its resident is evicted**, so an id of a tenancy that
-//!   ended matches nothing. (After 2^32 - 1 tenancies of one slot its generations come round; an id
-//!   would have to be kept for that long to mislead.)
+//!   else happens; a search that finds none changes nothing. Where the policy compares ages, they
+//!   are exact for one thread; of several threads, each victim is the head of some list.
+//! - **A slot's generation changes when it is used again**, so an id of a tenancy that ended
+//!   matches nothing. (After 2^32 - 1 tenancies of one slot its generations come round; an id would
+//!   have to be kept for that long to mislead.)
 //! - A batch is given root first, as prefixes are, and is processed from its end: leaf first, so
 //!   that the root of a prefix is the last to go. A key that occurs twice counts twice.
+//! - [`InsertError::Full`] counts slots that others are about to fill or to empty.
 //!
-//! # Today
+//! # No lock
 //!
-//! One mutex over a sequential slab: every operation is a short critical section without system
-//! calls, and without allocation except where a requester's number exceeds the inline set of a
-//! resident (`requesters`). Events are emitted outside of it. The semantics above are those that a
-//! lock-free store can keep, and the oracle in the tests is written for both.
+//! No thread waits for another, wherever that one stops: what is announced, anybody finishes. An
+//! operation repeats a step only where another one's step came between. (Two bounds: 1,024 threads
+//! in the middle of a commit or an eviction, and 2,048 in the middle of an append.) There is no
+//! unsafe code: slots, chunks and links are indices into memory that is never freed, and what a
+//! reader found is confirmed by a second look at a word that never has the same value twice.
+//!
+//! A slot's state is one word (`word`); the lists are logs of placements (`log`), in which an entry
+//! counts only while the word of its slot names its position.
+//!
+//! ```text
+//!             insert, linked             appended, anybody
+//!  Free ──> Arriving ──────────> Placing ────────────────> Live, pins = 0 ──> Claimed ──> Evicted
+//!   ^           │                ^  ^  ^                      │  │  ^ │  ^        │          │
+//!   │           │ pinned         │  │  └── touch, rank change ┘  │  │ │  └────────┘          │
+//!   │           v     last unpin │  │                            │  │ │   a raise came       │
+//!   │       Live, pins > 0 ──────┘  │ last pin                   │  └─┘   between            │
+//!   │         ^ │   ^  │  ^         │                            │  flag                     │
+//!   │         └─┘   │  v  └─────────│──────────── pin ───────────┘                           │
+//!   │      pin,unpin│ Serving ──────┘                                                        │
+//!   │      rank,flag└───┘ commit, anybody                                                    │
+//!   └──────────────────────────── unlinked, by the evictor ──────────────────────────────────┘
+//! ```
+//!
+//! ## Where operations take effect
+//!
+//! | operation | takes effect |
+//! | --- | --- |
+//! | lookup, refusals | at the read of the word that it answers from; "not here": when the chain, or the last of its links, was read |
+//! | pin, unpin that is not the last, any change of a pinned resident, flags | at the exchange of the word |
+//! | touch, rank change, last unpin, insert | when it is appended, by the append that the word then names; a placement above rank 1 no later than the count in the guard (see below) |
+//! | commit | at the exchange of its ticket for the next word, or as the last unpin that it is |
+//! | evict | when the guard is read after the claim; "nothing": when the lowest list's end is read |
+//!
+//! Until an announced placement is complete nobody gets past it: who meets the word finishes it
+//! first. So nobody can tell when, between announcement and completion, it took effect, and the
+//! order of appends is as good as any, but for one thing, which the guard is for.
+//!
+//! ## The guard
+//!
+//! A victim has to be the head of the *highest* list at one moment, and the search looks at one list
+//! after the other. The guard counts raises: placements above rank 1. A raise is appended, then
+//! counted, then completed; a victim is found, then claimed, and goes only if the guard is what it
+//! was before the search. While a victim is claimed nothing else happens to it. So at the moment
+//! when the guard is read the second time, no raise has been completed since the search began, and
+//! those under way may be said to come after. (The guard counts to 2^32; a claim would have to stand
+//! for so many raises to mislead.) Moves downwards need no count: the search goes down,
+//! too, and meets a resident at its old entry, where it helps, or later at its new one. The head of
+//! a list remains the head until its word changes, because whatever comes, comes at the tail.
+//!
+//! ## Why reuse is safe
+//!
+//! - A word is unique in its slot: its tag is the position of its last placement (2^39 of them), its
+//!   generation, or a ticket's number. An exchange that expects an old word fails; what was read of
+//!   a slot between two equal words belongs to one tenancy. Words of one tenancy that differ by pins
+//!   and ranks alone may recur, and then mean the same; only a commit asks more, so it decides under
+//!   its ticket whether it is the first (`claims`).
+//! - A chunk of a log is unique in its id, which its positions and the links to it contain (`log`).
+//! - A link of a chain contains the generation of its own slot, and chains grow at the head alone
+//!   (`index`).
+//! - The set of a resident's requesters contains the low 24 bits of the generation (`requesters`).
+//!
+//! ## Order of memory
+//!
+//! Every exchange and every read is sequentially consistent (`sync`), so the proofs above speak of
+//! one order of all steps. Stores are releases: of a slot's contents before the exchange that links
+//! it, of a claim before the exchange that shows its ticket, of a chunk's entries before the exchange
+//! that links it, and of a free slot before the exchange that puts it on the stack; the reads that
+//! pair with them are those of the exchanged cell.
+//!
+//! ## How this is checked
+//!
+//! One thread against an oracle, step by step (`model_tests`); recorded histories of real threads
+//! that give way within operations, each with a search for a sequential explanation (`history`);
+//! each protocol by itself, also under a model checker (`protocol_tests`); an operation that stops at
+//! each of its accesses in turn (`parked_tests`); and deliberate faults that these have to catch
+//! (`fault_tests`).
 #![forbid(unsafe_code)]
 
+mod census;
+mod claims;
+mod commits;
+mod fault;
+mod free;
 mod index;
-mod lists;
+mod log;
 mod requesters;
 mod resident;
-mod slab;
+mod slots;
+mod table;
+mod victims;
 mod word;
 
 #[cfg(test)]
+mod history;
+#[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod protocol_tests;
+#[cfg(test)]
+mod recorder;
+#[cfg(test)]
+mod subject;
+
+// These need real threads, or none; a model checker's cells work under the checker alone.
+#[cfg(not(shuttle))]
+#[cfg(test)]
+mod fault_tests;
+#[cfg(not(shuttle))]
+#[cfg(test)]
+mod history_tests;
+#[cfg(not(shuttle))]
+#[cfg(test)]
 mod model_tests;
+#[cfg(not(shuttle))]
+#[cfg(test)]
+mod parked_tests;
+#[cfg(not(shuttle))]
 #[cfg(test)]
 mod stress_tests;
+#[cfg(not(shuttle))]
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-
-use arrayvec::ArrayVec;
 
 pub use resident::{
     Committed, Evicted, Found, InsertError, Payload, PinError, ResidentView, StoreConfig,
@@ -65,22 +166,18 @@ pub use resident::{
 use crate::event::{Event, EventSink};
 use crate::limits;
 use crate::policy::{Origin, RankEvent};
-use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, EvictionRank, RequesterIndex, ResidentCause, ResidentId};
-use slab::{Slab, Step};
-
-/// Victims per critical section of [`Store::evict_batch`]: a lend waits for so many at most.
-const VICTIMS_PER_STEP: usize = 16;
+use table::{Step, Table};
 
 /// The resident blocks of one node. All methods take `&self`; any thread may call any of them.
 pub struct Store {
     config: StoreConfig,
     sink: Arc<dyn EventSink>,
-    slab: Mutex<Slab>,
+    table: Table,
 }
 
 /// The rank steps of one event over a batch, counted by the rank that they left, so that they can
-/// be told after the critical section without a list of them.
+/// be told after the batch without a list of them.
 struct Steps([u32; limits::RANK_MAX as usize + 1]);
 
 impl Steps {
@@ -104,8 +201,7 @@ impl Store {
         }
         let policy = config.policy.kind;
         sink.emit(Event::StoreStarted { policy });
-        let slab = Mutex::new(Slab::new(config));
-        Ok(Self { config, sink, slab })
+        Ok(Self { config, sink, table: Table::new(config) })
     }
 
     /// What it was built with.
@@ -129,7 +225,7 @@ impl Store {
         origin: Origin,
         pinned: bool,
     ) -> Result<Found, InsertError> {
-        let found = lock(&self.slab).insert(key, payload, origin, pinned)?;
+        let found = self.table.insert(&key, payload, origin, pinned)?;
         self.sink.emit(Event::Inserted {
             rank: found.rank,
             bytes: u64::from(payload.extent.len),
@@ -141,7 +237,7 @@ impl Store {
     /// Finds a block and changes nothing. Without a pin it may be gone right after.
     #[must_use]
     pub fn lookup(&self, key: &BlockKey) -> Option<Found> {
-        lock(&self.slab).lookup(key)
+        self.table.lookup(key)
     }
 
     /// Pins a block, to lend it: neither a touch nor a rank change.
@@ -150,7 +246,7 @@ impl Store {
     ///
     /// [`PinError`]; nothing changed.
     pub fn pin(&self, key: &BlockKey) -> Result<Found, PinError> {
-        lock(&self.slab).pin(key)
+        self.table.pin(key)
     }
 
     /// [`Store::pin`] for each of `keys`. `out` is cleared and gets one answer per key, in their
@@ -158,8 +254,7 @@ impl Store {
     pub fn pin_batch(&self, keys: &[BlockKey], out: &mut Vec<Result<Found, PinError>>) {
         out.clear();
         out.reserve(keys.len());
-        let mut slab = lock(&self.slab);
-        out.extend(keys.iter().map(|key| slab.pin(key)));
+        out.extend(keys.iter().map(|key| self.table.pin(key)));
     }
 
     /// A local reader asks for `keys`: each one that is here is touched, moves its rank as the
@@ -169,14 +264,11 @@ impl Store {
         out.clear();
         out.reserve(keys.len());
         let mut steps = Steps([0; _]);
-        {
-            let mut slab = lock(&self.slab);
-            out.extend(keys.iter().rev().map(|key| {
-                let (found, step) = slab.hit(key, pin)?;
-                steps.add(step);
-                Ok(found)
-            }));
-        }
+        out.extend(keys.iter().rev().map(|key| {
+            let (found, step) = self.table.hit(key, pin)?;
+            steps.add(step);
+            Ok(found)
+        }));
         out.reverse();
         self.emit_steps(&steps, RankEvent::LocalHit);
     }
@@ -187,14 +279,13 @@ impl Store {
     ///
     /// [`UnpinError`]; nothing changed.
     pub fn unpin(&self, id: ResidentId) -> Result<(), UnpinError> {
-        lock(&self.slab).unpin(id)
+        self.table.unpin(id)
     }
 
     /// [`Store::unpin`] for each of `ids`, leaf (last) first. Answers how many were refused, which
     /// is 0 unless the caller's accounting of pins is broken.
     pub fn unpin_batch(&self, ids: &[ResidentId]) -> usize {
-        let mut slab = lock(&self.slab);
-        let refused = ids.iter().rev().filter(|id| slab.unpin(**id).is_err());
+        let refused = ids.iter().rev().filter(|id| self.table.unpin(**id).is_err());
         refused.count()
     }
 
@@ -209,7 +300,7 @@ impl Store {
         id: ResidentId,
         requester: RequesterIndex,
     ) -> Result<Committed, UnpinError> {
-        let (committed, step) = lock(&self.slab).commit(id, requester)?;
+        let (committed, step) = self.table.commit(id, requester)?;
         self.emit_step(step);
         Ok(committed)
     }
@@ -225,16 +316,13 @@ impl Store {
         out.clear();
         out.reserve(ids.len());
         let mut steps = Steps([0; _]);
-        {
-            let mut slab = lock(&self.slab);
-            out.extend(ids.iter().rev().map(|id| {
-                let (committed, step) = slab.commit(*id, requester)?;
-                if let Some(step) = step {
-                    steps.add(step);
-                }
-                Ok(committed)
-            }));
-        }
+        out.extend(ids.iter().rev().map(|id| {
+            let (committed, step) = self.table.commit(*id, requester)?;
+            if let Some(step) = step {
+                steps.add(step);
+            }
+            Ok(committed)
+        }));
         out.reverse();
         self.emit_steps(&steps, RankEvent::Served);
     }
@@ -244,7 +332,7 @@ impl Store {
     pub fn already_resident(&self, key: &BlockKey, cause: ResidentCause) -> Option<Found> {
         let found = match cause {
             ResidentCause::PeerFetch | ResidentCause::PartialHit => {
-                let (found, step) = lock(&self.slab).recover(key)?;
+                let (found, step) = self.table.recover(key)?;
                 self.emit_step(Some(step));
                 found
             }
@@ -257,7 +345,7 @@ impl Store {
     /// The engine has sent this block on. Counted once per resident: answers whether this was the
     /// first time, `None` where the block is not here.
     pub fn finished_sending(&self, key: &BlockKey) -> Option<bool> {
-        let step = lock(&self.slab).finished_sending(key)?;
+        let step = self.table.finished_sending(key)?;
         self.emit_step(step);
         Some(step.is_some())
     }
@@ -266,7 +354,7 @@ impl Store {
     /// the rank moved: a hint does not apply to a fetched resident, nor, except under `aged`, to
     /// one whose rank another event has marked. `None` where the block is not here.
     pub fn owner_hint(&self, key: &BlockKey, owners: u32) -> Option<bool> {
-        let step = lock(&self.slab).owner_hint(key, owners)?;
+        let step = self.table.owner_hint(key, owners)?;
         self.emit_step(step);
         Some(step.is_some_and(|step| step.from != step.to))
     }
@@ -274,36 +362,22 @@ impl Store {
     /// Evicts the policy's victim and hands its memory to the caller. `None` where every resident
     /// is pinned or none is here.
     pub fn evict(&self) -> Option<Evicted> {
-        let victim = lock(&self.slab).evict()?;
+        let victim = self.table.evict()?;
         self.emit_evicted(&victim);
         Some(victim)
     }
 
     /// Appends up to `max` victims to `out`, in the order of their eviction, and answers how many.
-    /// Others get their turn between steps of a few victims.
     pub fn evict_batch(&self, max: usize, out: &mut Vec<Evicted>) -> usize {
-        let mut evicted = 0;
-        while evicted < max {
-            let wanted = VICTIMS_PER_STEP.min(max - evicted);
-            let mut victims: ArrayVec<Evicted, VICTIMS_PER_STEP> = ArrayVec::new();
-            {
-                let mut slab = lock(&self.slab);
-                victims.extend(std::iter::from_fn(|| slab.evict()).take(wanted));
-            }
-            victims.iter().for_each(|victim| self.emit_evicted(victim));
-            evicted += victims.len();
-            out.extend_from_slice(&victims);
-            if victims.len() < wanted {
-                break;
-            }
-        }
-        evicted
+        let before = out.len();
+        out.extend(std::iter::from_fn(|| self.evict()).take(max));
+        out.len() - before
     }
 
-    /// What is here, in counts.
+    /// What is here, in counts. Looks at every slot.
     #[must_use]
     pub fn stats(&self) -> StoreStats {
-        lock(&self.slab).stats()
+        self.table.stats()
     }
 
     /// Appends the residents of the next `max` slots (at least one) from `cursor` on to `out`.
@@ -312,7 +386,7 @@ impl Store {
     pub fn list(&self, cursor: u32, max: u32, out: &mut Vec<ResidentView>) -> Option<u32> {
         let next = cursor.saturating_add(max.max(1)).min(self.config.capacity);
         out.reserve(next.saturating_sub(cursor) as usize);
-        let more = lock(&self.slab).view(cursor, next, |view| out.push(view));
+        let more = self.table.view(cursor, next, |view| out.push(view));
         more.then_some(next)
     }
 

@@ -77,7 +77,15 @@ pub(super) struct Oracle {
     placements: u64,
 }
 
-#[derive(Debug, Clone)]
+/// See [`Oracle::essence`].
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Essence {
+    residents: BTreeMap<u8, Resident>,
+    /// Empty lists left behind make essences differ that need not; that only costs a search time.
+    lists: Vec<(EvictionRank, Vec<(u8, u64)>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Resident {
     pub(super) serial: u64,
     pub(super) rank: EvictionRank,
@@ -91,6 +99,18 @@ pub(super) struct Resident {
 impl Oracle {
     pub(super) fn new(config: StoreConfig) -> Self {
         Self { config, residents: BTreeMap::new(), lists: BTreeMap::new(), placements: 0 }
+    }
+
+    /// What its future answers depend on: two oracles of one configuration that give the same are
+    /// the same from here on. The ages of placements count only where the policy weighs them.
+    pub(super) fn essence(&self) -> Essence {
+        let aged = self.config.policy.kind == PolicyKind::Aged;
+        let age = |placed: u64| if aged { self.placements - placed } else { 0 };
+        let places = |list: &Vec<(u8, u64)>| list.iter().map(|one| (one.0, age(one.1))).collect();
+        Essence {
+            residents: self.residents.clone(),
+            lists: self.lists.iter().map(|(rank, list)| (*rank, places(list))).collect(),
+        }
     }
 
     pub(super) fn residents(&self) -> &BTreeMap<u8, Resident> {
@@ -287,6 +307,34 @@ impl Oracle {
             self.place(key);
         }
         Answer::Said(moved)
+    }
+
+    /// Whether victims depend on ages, which are coarse under several threads.
+    pub(super) fn weighs_ages(&self) -> bool {
+        self.config.policy.kind == PolicyKind::Aged
+    }
+
+    /// Whether an insertion may find no slot while others are in the middle of taking or freeing
+    /// `others` slots: only where its block is not here.
+    pub(super) fn is_full_with(&self, others: usize, operation: &Operation) -> bool {
+        let Operation::Insert { key, .. } = operation else {
+            return false;
+        };
+        let capacity = self.config.capacity as usize;
+        !self.residents.contains_key(key) && self.residents.len() + others >= capacity
+    }
+
+    /// Evicts `key`, if it is the head of a list, whichever.
+    pub(super) fn evict_head(&mut self, key: u8) -> Vec<Answer> {
+        let heads = |list: &&mut Vec<(u8, u64)>| list.first().is_some_and(|head| head.0 == key);
+        let Some(list) = self.lists.values_mut().find(heads) else {
+            return Vec::new();
+        };
+        list.remove(0);
+        let gone = self.residents.remove(&key);
+        gone.map(|one| Answer::Evicted { key, serial: one.serial, rank: one.rank })
+            .into_iter()
+            .collect()
     }
 
     fn evict(&mut self) -> Option<Answer> {

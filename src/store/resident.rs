@@ -7,8 +7,9 @@ use crate::types::{BlockKey, EvictionRank, Extent, ResidentId, Scope};
 /// How a store is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// Most residents, 1 to [`limits::RESIDENTS_MAX`]. All memory, about 160 bytes for each, is
-    /// allocated at construction.
+    /// Most residents, 1 to [`limits::RESIDENTS_MAX`]. Their memory is reserved at construction and
+    /// used as they come: 152 to 160 bytes for each, and 10 to 130 for its places in the lists,
+    /// depending on how unevenly residents are hit.
     pub capacity: u32,
     /// Rank transitions and victim order.
     pub policy: Policy,
@@ -86,7 +87,7 @@ pub enum InsertError {
     /// The block is here. Nothing changed: say why with `already_resident`.
     #[error("the block is resident already, as {:?}; use that copy", .0.id)]
     AlreadyResident(Found),
-    /// Every slot holds a resident.
+    /// Every slot holds a resident, or one that another thread is about to insert or to take out.
     #[error("the store is full; evict first, or answer Busy where every resident is pinned")]
     Full,
 }
@@ -114,7 +115,8 @@ pub enum UnpinError {
     NotPinned,
 }
 
-/// What a store holds now, in counts.
+/// What a store holds now, in counts: exact where nothing else is going on; else each resident is
+/// counted as it was at some moment of the count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreStats {
     /// Most residents.

@@ -4,12 +4,21 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
-use super::model_tests::RankSum;
 use super::oracle::{key, payload};
+use super::subject::RankSum;
 use super::{Committed, Found, Origin, Payload, Store, StoreConfig};
 use crate::policy::Policy;
-use crate::sync::lock;
+use crate::sync::set_interference;
 use crate::types::{BlockKey, Extent, PolicyKind, PoolId, RequesterIndex, ResidentCause};
+
+/// Steps of each thread; another number with `KVRAIL_STRESS_STEPS` in the environment of the build.
+const STEPS: u64 = match option_env!("KVRAIL_STRESS_STEPS") {
+    Some(text) => match u64::from_str_radix(text, 10) {
+        Ok(number) => number,
+        Err(_) => panic!("KVRAIL_STRESS_STEPS is a number"),
+    },
+    None => 10_000,
+};
 
 const SAVED: Origin = Origin::Saved { owners: None };
 
@@ -179,7 +188,8 @@ fn stress(kind: PolicyKind) {
                 let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed);
                 let pins = Vec::new();
                 let mut worker = Worker { store, memory, random, pins };
-                for _ in 0..10_000 {
+                set_interference(random);
+                for _ in 0..STEPS {
                     worker.step();
                 }
                 while !worker.pins.is_empty() {
@@ -189,7 +199,7 @@ fn stress(kind: PolicyKind) {
         }
     });
     assert!(memory.checked.load(Ordering::Relaxed) > 1_000);
-    lock(&store.slab).check();
+    store.table.check();
     sum.assert_explains(&store);
     let stats = store.stats();
     assert_eq!(stats.pinned, 0, "every pin came back");

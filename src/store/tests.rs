@@ -332,3 +332,23 @@ fn invariant_7_a_requester_moves_a_resident_once_whatever_is_repeated() {
         assert_eq!((given.rank, given.first), (rank(1), true));
     }
 }
+
+#[test]
+fn hits_alone_do_not_make_the_logs_grow() {
+    let blocks = 60_u8;
+    let store = filled(blocks);
+    let mut out = Vec::new();
+    let mut most = 0;
+    for round in 0..40_000_u32 {
+        // A few hot ones, and cold ones that each hold a chunk for long.
+        let number =
+            if round.is_multiple_of(50) { round / 50 % u32::from(blocks) } else { round % 5 };
+        store.hit_batch(&[key(u8::try_from(number).unwrap())], false, &mut out);
+        most = most.max(store.table.chunks_used());
+    }
+    // The bound that `log` proves.
+    let bound = (u64::from(blocks) + u64::from(limits::RANK_MAX)) * 5 / 3 + 42;
+    assert!(most <= bound, "{most} chunks for {blocks} residents");
+    store.table.check();
+    assert_eq!(drain(&store).len(), usize::from(blocks));
+}

@@ -1,64 +1,133 @@
 //! The state of one slot in one 64-bit word: whatever must change in one step is in it.
 //!
 //! ```text
-//! bits   0..32  generation: the tenancy; changes at each eviction, never 0
-//!       32..37  rank, 1..=31
-//!       37..49  pins, 0..=PINS_MAX
-//!       49      live: a resident is here
-//!       50      fetched: a peer sent it; an owner hint never moves it
-//!       51      marked: an event has marked its rank; see `Policy::marks_rank`
-//!       52      finished: `finished_sending` was counted
+//! bits   0..3   state
+//!        3..15  pins, 0..=PINS_MAX
+//!       15..20  rank, 1..=31
+//!       20      fetched: a peer sent it; an owner hint never moves it
+//!       21      marked: an event has marked its rank; see `Policy::marks_rank`
+//!       22      finished: `finished_sending` was counted
+//!       23      fresh: the tag is the slot's generation; else it is the position in a log
+//!       24      unused
+//!       25..64  tag, 39 bits: makes the word one that this slot never had before
 //! ```
+//!
+//! In the states `Serving`, `Claimed` and `Evicted` a word holds a [`Ticket`] instead, which is
+//! unique as well; the word that it took the place of is in the ticket's claim.
 //!
 //! A word is a value: each operation computes the next word from the one it read.
 
+use super::claims::Ticket;
 use crate::limits;
-use crate::types::{EvictionRank, Generation};
+use crate::types::EvictionRank;
 
-const RANK_AT: u32 = 32;
-const RANK_BITS: u64 = 0x1f;
-const PINS_AT: u32 = 37;
+const PINS_AT: u32 = 3;
 const PINS_BITS: u64 = limits::PINS_MAX as u64;
-const PIN: u64 = 1 << PINS_AT;
+const RANK_AT: u32 = 15;
+const RANK_BITS: u64 = 0x1f;
+const TAG_AT: u32 = 25;
+const STATE_BITS: u64 = 0x7;
+
+/// Bits of a position: so many placements, and the same slot at the same place of one log could
+/// repeat a word. At a million placements a second that is six days within one operation.
+pub(super) const TAG_BITS: u32 = u64::BITS - TAG_AT;
 
 const _: () = {
     assert!(limits::RANK_MAX as u64 == RANK_BITS);
     assert!((limits::PINS_MAX as u64 + 1).is_power_of_two());
-    assert!(PINS_BITS << PINS_AT < Flag::Live as u64);
+    assert!(PINS_BITS << PINS_AT < 1 << RANK_AT);
 };
+
+/// Where a slot is in the life of a tenancy. See the module's diagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum State {
+    /// No tenant, or one that is being written by the thread that owns the slot.
+    Free = 0,
+    /// Linked or about to be; whoever finds it by its key takes it on to the next state.
+    Arriving = 1,
+    /// Pinned: in no log. Not pinned: in the log of its rank, at the position that is the tag.
+    Live = 2,
+    /// To be appended to the log of its rank by whoever meets it.
+    Placing = 3,
+    /// A commit is under way, which whoever meets it finishes.
+    Serving = 4,
+    /// Chosen as a victim, if no resident was raised meanwhile; whoever meets it decides.
+    Claimed = 5,
+    /// Gone; the thread that holds the ticket takes it out.
+    Evicted = 6,
+}
 
 /// A yes-or-no fact about a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Flag {
-    Live = 1 << 49,
-    Fetched = 1 << 50,
-    Marked = 1 << 51,
-    Finished = 1 << 52,
+    Fetched = 1 << 20,
+    Marked = 1 << 21,
+    Finished = 1 << 22,
+    Fresh = 1 << 23,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Word(u64);
+pub(super) struct Word(pub(super) u64);
 
 impl Word {
-    /// A slot that never held a resident.
-    pub(super) const UNUSED: Self = Self(1);
+    /// A slot without a tenant.
+    pub(super) const FREE: Self = Self(0);
 
-    /// The first word of a resident in this vacant slot.
-    pub(super) fn occupied(self, rank: EvictionRank) -> Self {
-        debug_assert!(!self.has(Flag::Live));
-        Self(self.0 & u64::from(u32::MAX)).with_rank(rank).with(Flag::Live)
+    /// The first word of a tenancy.
+    pub(super) fn arriving(generation: u32, rank: EvictionRank) -> Self {
+        Self(u64::from(generation) << TAG_AT | State::Arriving as u64)
+            .with(Flag::Fresh)
+            .with_rank(rank)
     }
 
-    /// The word after this one's resident is gone: nothing but the next generation. 0 is left out,
-    /// so that an id of zeros never matches.
-    pub(super) fn vacated(self) -> Self {
-        Self(u64::from(self.generation().0.wrapping_add(1).max(1)))
+    pub(super) fn ticket(state: State, ticket: Ticket) -> Self {
+        Self(ticket.bits() << PINS_AT | state as u64)
     }
 
-    pub(super) fn generation(self) -> Generation {
-        #[expect(clippy::cast_possible_truncation, reason = "the low half is the generation")]
-        Generation(self.0 as u32)
+    /// The ticket of a word in one of the states that have one.
+    pub(super) fn as_ticket(self) -> Ticket {
+        Ticket::from_bits(self.0 >> PINS_AT)
+    }
+
+    pub(super) fn state(self) -> State {
+        match self.0 & STATE_BITS {
+            1 => State::Arriving,
+            2 => State::Live,
+            3 => State::Placing,
+            4 => State::Serving,
+            5 => State::Claimed,
+            6 => State::Evicted,
+            _ => State::Free,
+        }
+    }
+
+    pub(super) fn with_state(self, state: State) -> Self {
+        Self(self.0 & !STATE_BITS | state as u64)
+    }
+
+    /// This word, once the resident was appended at `position`.
+    pub(super) fn placed_at(self, position: u64) -> Self {
+        let rest = self.0 & ((1 << TAG_AT) - 1) & !(Flag::Fresh as u64);
+        Self(rest | position << TAG_AT).with_state(State::Live)
+    }
+
+    /// Whether this is a word of a resident in a log, at `position`.
+    pub(super) fn is_at(self, position: u64) -> bool {
+        self.state() == State::Live
+            && self.pins() == 0
+            && !self.has(Flag::Fresh)
+            && self.0 >> TAG_AT == position
+    }
+
+    /// Whether somebody's operation on it is under way, which anybody may finish.
+    pub(super) fn is_pending(self) -> bool {
+        matches!(self.state(), State::Placing | State::Serving | State::Claimed)
+    }
+
+    pub(super) fn generation(self) -> Option<u32> {
+        self.has(Flag::Fresh).then(|| u32::try_from(self.0 >> TAG_AT).unwrap_or(u32::MAX))
     }
 
     pub(super) fn rank(self) -> EvictionRank {
@@ -76,17 +145,12 @@ impl Word {
 
     /// One pin more; `None` at the limit.
     pub(super) fn pinned(self) -> Option<Self> {
-        (self.pins() < limits::PINS_MAX).then(|| Self(self.0 + PIN))
+        (self.pins() < limits::PINS_MAX).then(|| Self(self.0 + (1 << PINS_AT)))
     }
 
     /// One pin fewer; `None` where there is none.
     pub(super) fn unpinned(self) -> Option<Self> {
-        (self.pins() > 0).then(|| Self(self.0 - PIN))
-    }
-
-    /// Whether this slot's resident is in the list of its rank: alive and not pinned.
-    pub(super) fn is_listed(self) -> bool {
-        self.has(Flag::Live) && self.pins() == 0
+        (self.pins() > 0).then(|| Self(self.0 - (1 << PINS_AT)))
     }
 
     pub(super) fn has(self, flag: Flag) -> bool {
@@ -102,47 +166,43 @@ impl Word {
 mod tests {
     use super::*;
 
-    const FLAGS: [Flag; 4] = [Flag::Live, Flag::Fetched, Flag::Marked, Flag::Finished];
+    const FLAGS: [Flag; 4] = [Flag::Fetched, Flag::Marked, Flag::Finished, Flag::Fresh];
+    const STATES: [State; 7] = [
+        State::Free,
+        State::Arriving,
+        State::Live,
+        State::Placing,
+        State::Serving,
+        State::Claimed,
+        State::Evicted,
+    ];
 
     #[test]
     fn fields_do_not_disturb_each_other() {
-        let full = FLAGS
-            .into_iter()
-            .fold(Word(u64::from(u32::MAX)), Word::with)
-            .with_rank(EvictionRank::LAST);
+        let full = FLAGS.into_iter().fold(Word::arriving(u32::MAX, EvictionRank::LAST), Word::with);
         let full = (0..limits::PINS_MAX).fold(full, |word, _| word.pinned().unwrap());
-        let read = |word: Word| {
-            (word.generation().0, word.rank().get(), word.pins(), FLAGS.map(|flag| word.has(flag)))
-        };
-        assert_eq!(read(full), (u32::MAX, 31, limits::PINS_MAX, [true; 4]));
-        let low = full.with_rank(EvictionRank::FIRST);
-        assert_eq!(read(low), (u32::MAX, 1, limits::PINS_MAX, [true; 4]));
-        let fewer = full.unpinned().unwrap();
-        assert_eq!(read(fewer), (u32::MAX, 31, limits::PINS_MAX - 1, [true; 4]));
-        for flag in FLAGS {
-            let only = Word::UNUSED.with(flag);
-            assert_eq!(only.pins(), 0);
-            assert_eq!(only.generation(), Generation(1));
-            assert_eq!(FLAGS.map(|other| only.has(other)), FLAGS.map(|other| other == flag));
+        for state in STATES {
+            let word = full.with_state(state);
+            assert_eq!((word.state(), word.rank(), word.pins()), (state, EvictionRank::LAST, 4095));
+            assert_eq!(word.generation(), Some(u32::MAX));
+            assert_eq!(FLAGS.map(|flag| word.has(flag)), [true; 4]);
+            let low = word.with_rank(EvictionRank::FIRST).unpinned().unwrap();
+            assert_eq!((low.state(), low.rank().get(), low.pins()), (state, 1, 4094));
         }
+        let position = (1 << TAG_BITS) - 1;
+        let placed = Word::FREE.with_rank(EvictionRank::LAST).placed_at(position);
+        assert!(placed.is_at(position) && !placed.is_at(position - 1));
+        assert!(!placed.pinned().unwrap().is_at(position), "pinned: in no list");
+        assert!(!placed.with(Flag::Fresh).is_at(position), "a generation is no position");
+        assert_eq!((placed.rank(), placed.generation()), (EvictionRank::LAST, None));
     }
 
     #[test]
     fn pins_end_at_their_bounds_without_overflow() {
-        let none = Word::UNUSED.occupied(EvictionRank::FIRST);
+        let none = Word::arriving(1, EvictionRank::FIRST);
         assert_eq!(none.unpinned(), None);
         let full = (0..limits::PINS_MAX).fold(none, |word, _| word.pinned().unwrap());
         assert_eq!(full.pinned(), None);
-        assert!(full.has(Flag::Live) && !full.has(Flag::Fetched));
-    }
-
-    #[test]
-    fn a_vacated_word_keeps_nothing_but_the_next_generation() {
-        let word = Word::UNUSED.occupied(EvictionRank::LAST).with(Flag::Marked);
-        assert!(word.is_listed());
-        assert!(!word.pinned().unwrap().is_listed());
-        assert_eq!(word.vacated(), Word(2));
-        assert!(!word.vacated().is_listed());
-        assert_eq!(Word(u64::from(u32::MAX)).vacated(), Word(1), "0 is left out");
+        assert_eq!(full.rank(), EvictionRank::FIRST);
     }
 }

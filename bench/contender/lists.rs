@@ -3,14 +3,14 @@
 
 use std::fmt;
 
-use crate::policy::ListHead;
-use crate::types::EvictionRank;
+use kvrail::policy::ListHead;
+use kvrail::types::EvictionRank;
 
 /// No slot. Beyond every index, so that a look-up by it finds nothing.
 pub(super) const NIL: u32 = u32::MAX;
 
 /// One list per rank; index 0 is unused.
-const LISTS: usize = crate::limits::RANK_MAX as usize + 1;
+const LISTS: usize = kvrail::limits::RANK_MAX as usize + 1;
 
 #[derive(Debug, Clone, Copy)]
 struct Link {
@@ -90,65 +90,10 @@ impl Lists {
             Some(ListHead { rank, age })
         })
     }
-
-    /// The members of `rank`, oldest first.
-    #[cfg(test)]
-    pub(super) fn members(&self, rank: EvictionRank) -> impl Iterator<Item = u32> + '_ {
-        std::iter::successors(self.oldest(rank), |&slot| {
-            Some(self.links[slot as usize].newer).filter(|&next| next != NIL)
-        })
-    }
 }
 
 impl fmt::Debug for Lists {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lists").field("sequence", &self.sequence).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ONE: EvictionRank = EvictionRank::FIRST;
-    const LAST: EvictionRank = EvictionRank::LAST;
-
-    fn members(lists: &Lists, rank: EvictionRank) -> Vec<u32> {
-        lists.members(rank).collect()
-    }
-
-    #[test]
-    fn slots_leave_from_every_place_of_a_list() {
-        for gone in 0..3 {
-            let mut lists = Lists::new(4);
-            (0..3).for_each(|slot| lists.push_newest(ONE, slot));
-            lists.remove(ONE, gone);
-            lists.push_newest(ONE, 3);
-            let expected: Vec<u32> = (0..4).filter(|&slot| slot != gone).collect();
-            assert_eq!(members(&lists, ONE), expected);
-        }
-    }
-
-    #[test]
-    fn an_emptied_list_has_no_head() {
-        let mut lists = Lists::new(1);
-        lists.push_newest(LAST, 0);
-        lists.remove(LAST, 0);
-        assert_eq!(lists.heads().count(), 0);
-        assert_eq!(lists.oldest(LAST), None);
-        lists.push_newest(LAST, 0);
-        assert_eq!(members(&lists, LAST), [0]);
-    }
-
-    #[test]
-    fn a_head_ages_by_each_placement_in_any_list() {
-        let mut lists = Lists::new(4);
-        lists.push_newest(ONE, 0);
-        lists.push_newest(LAST, 1);
-        lists.push_newest(LAST, 2);
-        lists.remove(LAST, 2);
-        lists.push_newest(LAST, 2);
-        let heads: Vec<ListHead> = lists.heads().collect();
-        assert_eq!(heads, [ListHead { rank: LAST, age: 2 }, ListHead { rank: ONE, age: 3 }]);
     }
 }

@@ -8,13 +8,12 @@ use std::fmt;
 use super::index::Index;
 use super::lists::Lists;
 use super::requesters::Requesters;
-use super::resident::{
-    Committed, Evicted, Found, InsertError, Payload, PinError, ResidentView, StoreConfig,
-    StoreStats, UnpinError,
-};
 use super::word::{Flag, Word};
-use crate::policy::{Origin, Policy, RankEvent};
-use crate::types::{BlockKey, EvictionRank, RequesterIndex, ResidentId};
+use kvrail::policy::{Origin, Policy, RankEvent};
+use kvrail::store::{
+    Committed, Evicted, Found, InsertError, Payload, PinError, StoreConfig, StoreStats, UnpinError,
+};
+use kvrail::types::{BlockKey, EvictionRank, RequesterIndex, ResidentId};
 
 /// A rank before and after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -242,40 +241,6 @@ impl Slab {
         Ok((Committed { rank, first: true }, Some(step)))
     }
 
-    /// A block that was about to be stored was found here, and one replica fewer exists than its
-    /// rank expected.
-    pub(super) fn recover(&mut self, key: &BlockKey) -> Option<(Found, Step)> {
-        let slot = self.locate(key)?;
-        let (next, step) = self.after(self.at(slot)?.word, RankEvent::AlreadyResident);
-        self.set(slot, next, Recency::Touch);
-        Some((self.at(slot)?.found(slot), step))
-    }
-
-    /// Some(None) where it was counted before.
-    pub(super) fn finished_sending(&mut self, key: &BlockKey) -> Option<Option<Step>> {
-        let slot = self.locate(key)?;
-        let word = self.at(slot)?.word;
-        if word.has(Flag::Finished) {
-            return Some(None);
-        }
-        let (next, step) = self.after(word, RankEvent::FinishedSending);
-        self.set(slot, next.with(Flag::Finished), Recency::Keep);
-        Some(Some(step))
-    }
-
-    /// Some(None) where the hint does not apply.
-    pub(super) fn owner_hint(&mut self, key: &BlockKey, owners: u32) -> Option<Option<Step>> {
-        let slot = self.locate(key)?;
-        let word = self.at(slot)?.word;
-        let (fetched, marked) = (word.has(Flag::Fetched), word.has(Flag::Marked));
-        if !self.policy.hint_applies(fetched, marked) {
-            return Some(None);
-        }
-        let (next, step) = self.after(word, RankEvent::OwnerHint { owners });
-        self.set(slot, next, Recency::Keep);
-        Some(Some(step))
-    }
-
     pub(super) fn evict(&mut self) -> Option<Evicted> {
         let rank = self.policy.victim(self.lists.heads())?;
         let slot = self.lists.oldest(rank)?;
@@ -288,34 +253,6 @@ impl Slab {
         self.free.push(slot);
         Some(victim)
     }
-
-    pub(super) fn stats(&self) -> StoreStats {
-        let mut stats = self.stats;
-        stats.max_rank = EvictionRank::all()
-            .zip(stats.by_rank.iter().skip(1))
-            .filter_map(|(rank, count)| (*count > 0).then_some(rank))
-            .last();
-        stats
-    }
-
-    /// Views the residents in slots `from..to`; whether there are slots beyond.
-    pub(super) fn view(&self, from: u32, to: u32, mut each: impl FnMut(ResidentView)) -> bool {
-        let end = self.slots.len().min(to as usize);
-        let entries = self.slots.get(from as usize..end).unwrap_or_default();
-        for (entry, slot) in entries.iter().zip(from..) {
-            if entry.word.has(Flag::Live) {
-                each(ResidentView {
-                    key: entry.key,
-                    id: entry.id(slot),
-                    payload: entry.payload,
-                    rank: entry.word.rank(),
-                    pins: entry.word.pins(),
-                    requesters: entry.requesters.count(),
-                });
-            }
-        }
-        end < self.slots.len()
-    }
 }
 
 impl fmt::Debug for Slab {
@@ -325,50 +262,5 @@ impl fmt::Debug for Slab {
             .field("lists", &self.lists)
             .field("stats", &self.stats)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-impl Slab {
-    /// Panics unless every slot is in exactly one place and every count is the count of something.
-    pub(super) fn check(&self) {
-        let mut listed = vec![None; self.slots.len()];
-        for rank in EvictionRank::all() {
-            for slot in self.lists.members(rank) {
-                let before = listed[slot as usize].replace(rank);
-                assert_eq!(before, None, "slot {slot} is in two lists");
-            }
-        }
-        let mut free = vec![false; self.slots.len()];
-        for &slot in &self.free {
-            let before = std::mem::replace(&mut free[slot as usize], true);
-            assert!(!before, "slot {slot} is free twice");
-        }
-        let mut counted = StoreStats {
-            capacity: self.stats.capacity,
-            residents: 0,
-            pinned: 0,
-            bytes: 0,
-            by_rank: [0; _],
-            max_rank: None,
-        };
-        for (at, slot) in self.slots.iter().enumerate() {
-            let word = slot.word;
-            let expected = word.is_listed().then(|| word.rank());
-            assert_eq!(listed[at], expected, "the list of slot {at}");
-            assert_eq!(free[at], !word.has(Flag::Live), "slot {at} and the free list");
-            if word.has(Flag::Live) {
-                assert_eq!(self.locate(&slot.key), u32::try_from(at).ok());
-                counted.residents += 1;
-                counted.pinned += u32::from(word.pins() > 0);
-                counted.bytes += u64::from(slot.payload.extent.len);
-                counted.by_rank[usize::from(word.rank().get())] += 1;
-                counted.max_rank = counted.max_rank.max(Some(word.rank()));
-            } else {
-                assert_eq!(slot.requesters.count(), 0, "slot {at} forgot nobody");
-                assert_ne!(self.locate(&slot.key), u32::try_from(at).ok());
-            }
-        }
-        assert_eq!(self.stats(), counted);
     }
 }

@@ -1,0 +1,83 @@
+//! Counts and lists of what is in a store, slot by slot.
+
+use super::resident::{ResidentView, StoreStats};
+use super::table::Table;
+#[cfg(test)]
+use super::word::{State, Word};
+#[cfg(test)]
+use crate::types::EvictionRank;
+
+impl Table {
+    pub(super) fn stats(&self) -> StoreStats {
+        let capacity = self.slots.count();
+        let mut stats = StoreStats {
+            capacity,
+            residents: 0,
+            pinned: 0,
+            bytes: 0,
+            by_rank: [0; _],
+            max_rank: None,
+        };
+        for (slot, entry) in (0..capacity).filter_map(|slot| Some((slot, self.at(slot)?))) {
+            let Some((word, bytes)) = self.confirmed(slot, || entry.bytes()) else {
+                continue;
+            };
+            stats.residents += 1;
+            stats.bytes += u64::from(bytes);
+            stats.pinned += u32::from(word.pins() > 0);
+            stats.max_rank = stats.max_rank.max(Some(word.rank()));
+            if let Some(count) = stats.by_rank.get_mut(usize::from(word.rank().get())) {
+                *count += 1;
+            }
+        }
+        stats
+    }
+
+    /// Views the residents in slots `from..to`; whether there are slots beyond.
+    pub(super) fn view(&self, from: u32, to: u32, mut each: impl FnMut(ResidentView)) -> bool {
+        let end = self.slots.count().min(to);
+        for (slot, entry) in (from..end).filter_map(|slot| Some((slot, self.at(slot)?))) {
+            let count = || entry.requesters.count(&self.overflow);
+            let read = || (entry.key(), self.id(slot), entry.payload(), count());
+            if let Some((word, (key, id, payload, requesters))) = self.confirmed(slot, read) {
+                let (rank, pins) = (word.rank(), word.pins());
+                each(ResidentView { key, id, payload, rank, pins, requesters });
+            }
+        }
+        end < self.slots.count()
+    }
+}
+
+#[cfg(test)]
+impl Table {
+    pub(super) fn chunks_used(&self) -> u64 {
+        self.logs.used()
+    }
+
+    /// Panics unless every slot is in exactly one place. Nothing else may be going on.
+    pub(super) fn check(&self) {
+        let mut listed = std::collections::BTreeMap::new();
+        for rank in EvictionRank::all() {
+            self.logs.entries(rank, &mut |slot, position| {
+                if self.at(slot).unwrap().word().is_at(position) {
+                    assert_eq!(listed.insert(slot, rank), None, "slot {slot} is in two places");
+                }
+            });
+        }
+        let mut free = 0;
+        for slot in 0..self.slots.count() {
+            let entry = self.at(slot).unwrap();
+            let word = entry.word();
+            assert!(!word.is_pending(), "{word:?} is not finished");
+            if word.state() == State::Live {
+                let expected = (word.pins() == 0).then_some(word.rank());
+                assert_eq!(listed.get(&slot).copied(), expected, "the list of slot {slot}");
+                assert_eq!(self.locate(&entry.key()), Some((slot, word)));
+            } else {
+                assert_eq!(word, Word::FREE);
+                free += 1;
+            }
+        }
+        assert_eq!(self.free.count(), free, "slots that are free");
+    }
+}

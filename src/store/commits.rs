@@ -1,0 +1,85 @@
+//! Commits: de-duplication of the requester, rank step and unpin as one step, which takes several
+//! exchanges and is therefore announced by a ticket that anybody can bring to its end.
+
+use super::claims::Ticket;
+use super::fault::{self, Fault};
+use super::resident::{Committed, UnpinError};
+use super::table::{Recency, Step, Table};
+use super::word::{State, Word};
+use crate::policy::RankEvent;
+use crate::types::{EvictionRank, RequesterIndex, ResidentId};
+
+/// What is decided of a commit where it is not the rank that a repeat gets.
+const FIRST: u8 = u8::MAX;
+
+impl Table {
+    pub(super) fn commit(
+        &self,
+        id: ResidentId,
+        requester: RequesterIndex,
+    ) -> Result<(Committed, Option<Step>), UnpinError> {
+        let entry = self.at(id.slot).ok_or(UnpinError::Stale)?;
+        let claim = self.claims.take(u64::from(id.slot));
+        loop {
+            let word = self.resolve(id).ok_or(UnpinError::Stale)?;
+            if word.pins() == 0 {
+                return Err(UnpinError::NotPinned);
+            }
+            let ticket = claim.say(word.0, u64::from(requester.0));
+            let mark = Word::ticket(State::Serving, ticket);
+            if !entry.replace(word, mark) {
+                continue;
+            }
+            self.serve(id.slot, ticket);
+            // Who helped may have left the placement undone, and a commit that returned is done.
+            if !fault::is(Fault::CommitUnsettled) {
+                self.settled(id.slot);
+            }
+            let decision = self.claims.decide(ticket, FIRST).unwrap_or(FIRST);
+            if decision != FIRST {
+                let rank = EvictionRank::clamped(u32::from(decision));
+                return Ok((Committed { rank, first: false }, None));
+            }
+            let (_, step) = self.after(word, RankEvent::Served);
+            return Ok((Committed { rank: step.from, first: true }, Some(step)));
+        }
+    }
+
+    /// Finishes a commit: decides whether it is the requester's first, remembers it, and moves the
+    /// resident on. Nobody remembers before it is decided, so who decides sees what was before.
+    pub(super) fn serve(&self, slot: u32, ticket: Ticket) {
+        let (Some(entry), Some(said)) = (self.at(slot), self.claims.read(ticket)) else {
+            return;
+        };
+        let mark = Word::ticket(State::Serving, ticket);
+        let requester = RequesterIndex(u16::try_from(said.argument).unwrap_or(u16::MAX));
+        let before = Word(said.word);
+        let generation = self.index.generation(slot);
+        let known = entry.requesters.answer(requester, &self.overflow);
+        if entry.word() != mark {
+            return;
+        }
+        let mut decision = self.claims.decide(ticket, known.map_or(FIRST, EvictionRank::get));
+        if fault::is(Fault::CommitUndecided) {
+            decision = Some(known.map_or(FIRST, EvictionRank::get));
+        }
+        let Some(unpinned) = before.unpinned() else {
+            return;
+        };
+        let next = match decision {
+            None => return,
+            Some(FIRST) => {
+                let given = (requester, before.rank());
+                let current = || entry.word() == mark;
+                entry.requesters.record(generation, given, &self.overflow, current);
+                self.after(unpinned, RankEvent::Served).0
+            }
+            Some(_) => unpinned,
+        };
+        let next = Self::placing(before, next, Recency::Keep);
+        entry.replace(mark, next);
+        if next.state() == State::Placing {
+            self.place(slot, next);
+        }
+    }
+}

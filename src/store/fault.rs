@@ -1,0 +1,58 @@
+//! Deliberate faults, one per rule that the proofs lean on, to test the tests: each one has to be
+//! caught (`fault_tests`). Outside of tests there are none, and nothing is left of the questions.
+
+/// A rule that is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A raise is not counted in the guard.
+    RaiseUncounted,
+    /// A claimed victim goes, whatever was raised meanwhile.
+    GuardUnread,
+    /// A claim says a new thing under an old ticket.
+    TicketRepeated,
+    /// An operation returns once its placement is announced, and leaves the rest to others.
+    PlacementLeft,
+    /// A commit returns where a helper took it over.
+    CommitUnsettled,
+    /// Each helper of a commit decides for itself whether it is the first one.
+    CommitUndecided,
+    /// The search for a victim passes by what is under way.
+    PendingSkipped,
+    /// A placement is finished at the entry where it was met.
+    PlacedWhereMet,
+    /// The end of a log is believed as it was before its entries were looked at.
+    EndReadEarly,
+    /// An id is not compared with the slot's tenancy.
+    GenerationUnchecked,
+    /// A slot enters a chain that has changed since it was walked.
+    HeadUnchecked,
+    /// Anybody takes a slot on that arrives, whether it is in its chain or not.
+    ArrivalByAnybody,
+}
+
+#[cfg(not(test))]
+pub(super) fn is(_: Fault) -> bool {
+    false
+}
+
+#[cfg(test)]
+pub(super) use switch::{is, set};
+
+#[cfg(test)]
+mod switch {
+    use super::Fault;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Fault>> = const { Cell::new(None) };
+    }
+
+    /// Breaks a rule in this thread, from now on.
+    pub(in crate::store) fn set(fault: Option<Fault>) {
+        ACTIVE.set(fault);
+    }
+
+    pub(in crate::store) fn is(fault: Fault) -> bool {
+        ACTIVE.get() == Some(fault)
+    }
+}

@@ -1,0 +1,65 @@
+//! A check that catches no fault is no check: each deliberate fault is caught by the search for an
+//! explanation, or by an assertion on the way to it.
+
+use std::panic::catch_unwind;
+
+use super::StoreConfig;
+use super::fault::{self, Fault};
+use super::recorder::{Plan, Program, record};
+use crate::policy::Policy;
+
+/// Histories in which a fault has to show: far more than any takes, so that none slips through by
+/// chance.
+const HISTORIES: u64 = 500_000;
+
+const FAULTS: [Fault; 12] = [
+    Fault::RaiseUncounted,
+    Fault::GuardUnread,
+    Fault::TicketRepeated,
+    Fault::PlacementLeft,
+    Fault::CommitUnsettled,
+    Fault::CommitUndecided,
+    Fault::PendingSkipped,
+    Fault::PlacedWhereMet,
+    Fault::EndReadEarly,
+    Fault::GenerationUnchecked,
+    Fault::HeadUnchecked,
+    Fault::ArrivalByAnybody,
+];
+
+/// The number of the first history that has no explanation.
+fn caught_at(fault: Fault) -> Option<u64> {
+    fault::set(Some(fault));
+    let caught = (0..HISTORIES).find(|&seed| {
+        let plan = Plan {
+            config: StoreConfig {
+                capacity: if seed.is_multiple_of(2) { 2 } else { 3 },
+                policy: Policy::default(),
+            },
+            before: Program::Random(6),
+            threads: vec![Program::Random(6); 3],
+            seed,
+            fault: Some(fault),
+        };
+        let explained = catch_unwind(|| {
+            let (start, history) = record(&plan);
+            history.is_explained_from(&start)
+        });
+        !explained.unwrap_or(false)
+    });
+    fault::set(None);
+    caught
+}
+
+#[test]
+fn every_deliberate_fault_is_caught() {
+    let missed: Vec<Fault> = FAULTS
+        .into_iter()
+        .filter(|&fault| {
+            let caught = caught_at(fault);
+            println!("{fault:?}: {caught:?}");
+            caught.is_none()
+        })
+        .collect();
+    assert_eq!(missed, []);
+}

@@ -1,0 +1,151 @@
+//! A thread that stops anywhere stops nobody: one operation is stopped at each of its accesses to
+//! shared cells in turn, and while it stands there, others do all that can be done.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use super::oracle::{key, payload};
+use super::{Origin, Store, StoreConfig};
+use crate::event::Discard;
+use crate::policy::Policy;
+use crate::sync::park_at;
+use crate::types::{RequesterIndex, ResidentCause};
+
+const SAVED: Origin = Origin::Saved { owners: None };
+const BLOCKS: u8 = 6;
+/// Far beyond what the work of a few hundred operations takes.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+type Operation = fn(&Store);
+
+fn operations() -> Vec<(&'static str, Operation)> {
+    vec![
+        ("insert", |store| insert(store, 40, false)),
+        ("insert, pinned", |store| insert(store, 41, true)),
+        ("lookup", |store| assert!(store.lookup(&key(90)).is_none())),
+        ("lookup of a resident", |store| {
+            let _whether_or_not = store.lookup(&key(1));
+        }),
+        ("pin and unpin", |store| {
+            if let Ok(found) = store.pin(&key(1)) {
+                store.unpin(found.id).ok();
+            }
+        }),
+        ("touch", |store| store.hit_batch(&[key(1), key(2)], false, &mut Vec::new())),
+        ("commit", |store| {
+            for requester in [3, 60] {
+                if let Ok(found) = store.pin(&key(1)) {
+                    store.commit(found.id, RequesterIndex(requester)).ok();
+                }
+            }
+        }),
+        ("demote", |store| {
+            store.finished_sending(&key(2));
+        }),
+        ("recover", |store| {
+            store.already_resident(&key(2), ResidentCause::PeerFetch);
+        }),
+        ("hint", |store| {
+            store.owner_hint(&key(3), 4);
+        }),
+        ("evict", |store| {
+            store.evict();
+        }),
+        ("list", |store| assert_eq!(store.list(0, 100, &mut Vec::new()), None)),
+    ]
+}
+
+fn insert(store: &Store, number: u8, pinned: bool) {
+    let inserted = store.insert(key(number), payload(u64::from(number)), SAVED, pinned);
+    if let (Ok(found), true) = (inserted, pinned) {
+        store.unpin(found.id).ok();
+    }
+}
+
+/// Everything, many times, on the blocks of the stopped operation, too.
+fn work(store: &Store) {
+    for round in 0..30_u8 {
+        let number = round % BLOCKS;
+        store.hit_batch(&[key(number), key(1), key(2)], true, &mut Vec::new());
+        let mut views = Vec::new();
+        store.list(0, 100, &mut views);
+        for view in views {
+            for pin in 0..view.pins {
+                // Somebody may hold a pin that is given back here: the stopped operation is told.
+                if pin % 2 == 0 {
+                    store.commit(view.id, RequesterIndex(u16::from(round))).ok();
+                } else {
+                    store.unpin(view.id).ok();
+                }
+            }
+        }
+        store.finished_sending(&key(number));
+        store.already_resident(&key(number), ResidentCause::PartialHit);
+        store.owner_hint(&key(number), 3);
+        store.evict();
+        let serial = u64::from(round);
+        store.insert(key(number), payload(serial), SAVED, false).ok();
+        store.insert(key(20 + number), payload(serial), SAVED, false).ok();
+    }
+}
+
+/// Whether the operation has an access with this number.
+fn stop_at(operation: Operation, access: u32, name: &str) -> bool {
+    let config = StoreConfig { capacity: 10, policy: Policy::default() };
+    let store = Arc::new(Store::new(config, Arc::new(Discard)).unwrap());
+    for number in 0..BLOCKS {
+        store.insert(key(number), payload(u64::from(number)), SAVED, false).unwrap();
+    }
+    let ((parked, is_parked), (resume, resumed)) = (channel(), channel());
+    let stopped = thread::spawn({
+        let store = store.clone();
+        move || {
+            park_at(access, parked, resumed);
+            operation(&store);
+            // Gone with this closure: the sender of who never came so far.
+            park_at(u32::MAX, channel().0, channel().1);
+        }
+    });
+    let stands = is_parked.recv_timeout(DEADLINE);
+    assert_ne!(stands, Err(RecvTimeoutError::Timeout), "{name} stopped by itself");
+    let (done, is_done) = channel();
+    let worker = thread::spawn({
+        let store = store.clone();
+        move || {
+            work(&store);
+            let mut out = Vec::new();
+            store.evict_batch(usize::MAX, &mut out);
+            done.send(out.len()).unwrap();
+        }
+    });
+    let drained = is_done.recv_timeout(DEADLINE);
+    assert!(drained.is_ok(), "{name}, stopped at access {access}, stopped everybody");
+    worker.join().unwrap();
+    drop(resume);
+    stopped.join().unwrap();
+
+    // What the stopped one held on to, at most one block and one slot, comes back.
+    let mut views = Vec::new();
+    store.list(0, 100, &mut views);
+    assert!(views.len() <= 1, "{name}, {access}: {views:?}");
+    for view in views {
+        (0..view.pins).for_each(|_| store.unpin(view.id).unwrap());
+    }
+    store.evict_batch(usize::MAX, &mut Vec::new());
+    for number in 0..10 {
+        let inserted = store.insert(key(50 + number), payload(1), SAVED, false);
+        assert!(inserted.is_ok(), "{name}, {access}: a slot was lost");
+    }
+    assert_eq!(store.evict_batch(usize::MAX, &mut Vec::new()), 10, "{name}, {access}");
+    stands.is_ok()
+}
+
+#[test]
+fn a_thread_that_stops_anywhere_stops_nobody() {
+    for (name, operation) in operations() {
+        let accesses = (0..).take_while(|&access| stop_at(operation, access, name)).count();
+        assert!(accesses > 0, "{name} has {accesses} accesses");
+    }
+}

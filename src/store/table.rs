@@ -1,0 +1,380 @@
+//! The operations: each one reads a slot's word, computes the next one, and exchanges it.
+//!
+//! Every exchange of a live word goes through [`Table::change`], which says when a resident takes the
+//! newest place of a list. So the rules "pinned: in no list" and "last unpin: newest of its rank"
+//! are written once.
+
+use std::fmt;
+
+use super::claims::Claims;
+use super::fault::{self, Fault};
+use super::free::FreeStack;
+use super::index::{Index, Walk};
+use super::log::{Logs, Worth};
+use super::requesters::Overflow;
+use super::resident::{Found, InsertError, Payload, PinError, StoreConfig, UnpinError};
+use super::slots::{Slot, Slots};
+use super::victims::Guard;
+use super::word::{Flag, State, Word};
+use crate::policy::{Origin, Policy, RankEvent};
+use crate::types::{BlockKey, EvictionRank, Generation, PolicyKind, ResidentId};
+
+/// A rank before and after an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) from: EvictionRank,
+    pub(super) to: EvictionRank,
+}
+
+/// What a change does with a resident that stays in the list it is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recency {
+    /// It becomes the newest.
+    Touch,
+    /// It keeps its place.
+    Keep,
+}
+
+pub(super) struct Table {
+    pub(super) policy: Policy,
+    pub(super) slots: Slots,
+    pub(super) free: FreeStack,
+    pub(super) index: Index,
+    pub(super) logs: Logs,
+    pub(super) claims: Claims,
+    pub(super) overflow: Overflow,
+    pub(super) guard: Guard,
+}
+
+impl Table {
+    /// `config` was checked by the caller.
+    pub(super) fn new(config: StoreConfig) -> Self {
+        Self {
+            policy: config.policy,
+            slots: Slots::new(config.capacity),
+            free: FreeStack::full(config.capacity),
+            index: Index::new(config.capacity),
+            logs: Logs::new(config.capacity, config.policy.kind == PolicyKind::Aged),
+            claims: Claims::new(),
+            overflow: Overflow::new(),
+            guard: Guard::new(),
+        }
+    }
+
+    pub(super) fn at(&self, slot: u32) -> Option<Slot<'_>> {
+        self.slots.get(slot)
+    }
+
+    pub(super) fn id(&self, slot: u32) -> ResidentId {
+        ResidentId { slot, generation: Generation(self.index.generation(slot)) }
+    }
+
+    /// What is in a slot; true where the word is `word` before and after.
+    fn found(&self, slot: u32, word: Word) -> Option<Found> {
+        let payload = self.at(slot)?.payload();
+        Some(Found { id: self.id(slot), payload, rank: word.rank() })
+    }
+
+    /// The word of a slot on which no operation is under way: finishes the ones that are.
+    pub(super) fn settled(&self, slot: u32) -> Word {
+        let Some(entry) = self.at(slot) else {
+            return Word::FREE;
+        };
+        loop {
+            let word = entry.word();
+            match word.state() {
+                State::Placing => self.place(slot, word),
+                State::Serving => self.serve(slot, word.as_ticket()),
+                State::Claimed => self.judge(slot, word.as_ticket()),
+                State::Arriving if fault::is(Fault::ArrivalByAnybody) => self.arrive(slot, word),
+                State::Free | State::Arriving | State::Live | State::Evicted => return word,
+            }
+        }
+    }
+
+    /// Finishes a placement. Whoever does it appends anew: at an entry that it came across, the
+    /// resident would be at an old place.
+    pub(super) fn place(&self, slot: u32, word: Word) {
+        let Some(entry) = self.at(slot).filter(|entry| entry.word() == word) else {
+            return;
+        };
+        let rank = word.rank();
+        let position = self.logs.append(rank, slot, &|slot, position| self.worth(slot, position));
+        if rank > EvictionRank::FIRST {
+            self.guard.raise(rank);
+        }
+        entry.replace(word, word.placed_at(position));
+    }
+
+    /// What an entry is worth, without a helping hand.
+    fn worth(&self, slot: u32, position: u64) -> Worth {
+        match self.at(slot).map(Slot::word) {
+            Some(word) if word.is_at(position) => Worth::Counts(word),
+            Some(word) if word.is_pending() => Worth::Undecided,
+            _ => Worth::Garbage,
+        }
+    }
+
+    /// What an entry is worth once nothing is under way.
+    pub(super) fn settled_worth(&self, slot: u32, position: u64) -> Worth {
+        if fault::is(Fault::PendingSkipped)
+            && self.at(slot).is_some_and(|it| it.word().is_pending())
+        {
+            return Worth::Garbage;
+        }
+        if fault::is(Fault::PlacedWhereMet)
+            && let Some(entry) = self.at(slot)
+            && let word = entry.word()
+            && word.state() == State::Placing
+        {
+            entry.replace(word, word.placed_at(position));
+        }
+        let word = self.settled(slot);
+        if word.is_at(position) { Worth::Counts(word) } else { Worth::Garbage }
+    }
+
+    /// The slot of `key` and its word, or the chain that lacks it.
+    fn find(&self, key: &BlockKey) -> Walk<(u32, Word)> {
+        self.index.walk(key, |slot, generation| {
+            let entry = self.at(slot)?;
+            if !entry.holds(key) {
+                return None;
+            }
+            loop {
+                let word = self.settled(slot);
+                match word.state() {
+                    State::Arriving if word.generation() == Some(generation) => {
+                        self.arrive(slot, word);
+                    }
+                    // The key is read between two looks at one word, which no other tenancy has.
+                    State::Live => {
+                        let held = entry.holds(key);
+                        if entry.word() == word {
+                            return held.then_some((slot, word));
+                        }
+                    }
+                    _ => return None,
+                }
+            }
+        })
+    }
+
+    pub(super) fn locate(&self, key: &BlockKey) -> Option<(u32, Word)> {
+        match self.find(key) {
+            Walk::Stopped(found) => Some(found),
+            Walk::End(_) => None,
+        }
+    }
+
+    /// Takes a slot that is in its chain on to where operations find it.
+    fn arrive(&self, slot: u32, word: Word) {
+        let Some(entry) = self.at(slot) else {
+            return;
+        };
+        let state = if word.pins() == 0 { State::Placing } else { State::Live };
+        let next = word.with_state(state);
+        entry.replace(word, next);
+        if state == State::Placing {
+            self.place(slot, next);
+        }
+    }
+
+    /// The word of a slot, if a resident is there, and what `read` reads while it is this word.
+    pub(super) fn confirmed<R>(&self, slot: u32, read: impl Fn() -> R) -> Option<(Word, R)> {
+        let entry = self.at(slot)?;
+        loop {
+            let word = self.settled(slot);
+            if word.state() != State::Live {
+                return None;
+            }
+            let result = read();
+            if entry.word() == word {
+                return Some((word, result));
+            }
+        }
+    }
+
+    /// The word of the resident that `id` means, if that is still here.
+    pub(super) fn resolve(&self, id: ResidentId) -> Option<Word> {
+        let (word, generation) = self.confirmed(id.slot, || self.index.generation(id.slot))?;
+        let same = generation == id.generation.0 || fault::is(Fault::GenerationUnchecked);
+        same.then_some(word)
+    }
+
+    /// Where a resident with this next word, after that one, belongs: in a list anew, or not.
+    pub(super) fn placing(before: Word, next: Word, recency: Recency) -> Word {
+        let moves = before.pins() > 0 || before.rank() != next.rank();
+        if next.pins() == 0 && (moves || recency == Recency::Touch) {
+            next.with_state(State::Placing)
+        } else {
+            next
+        }
+    }
+
+    /// Exchanges a live word and brings the lists in step; whether it was still that word.
+    fn change(&self, slot: u32, before: Word, next: Word, recency: Recency) -> bool {
+        let next = Self::placing(before, next, recency);
+        if next == before {
+            return true;
+        }
+        let changed = self.at(slot).is_some_and(|entry| entry.replace(before, next));
+        if changed && next.state() == State::Placing && !fault::is(Fault::PlacementLeft) {
+            self.place(slot, next);
+        }
+        changed
+    }
+
+    /// The word after `event`, with the step that it made.
+    pub(super) fn after(&self, word: Word, event: RankEvent) -> (Word, Step) {
+        let from = word.rank();
+        let to = self.policy.transition(from, event);
+        let next = word.with_rank(to);
+        if self.policy.marks_rank(event) {
+            (next.with(Flag::Marked), Step { from, to })
+        } else {
+            (next, Step { from, to })
+        }
+    }
+
+    pub(super) fn insert(
+        &self,
+        key: &BlockKey,
+        payload: Payload,
+        origin: Origin,
+        pinned: bool,
+    ) -> Result<Found, InsertError> {
+        if let Some(found) = self.lookup(key) {
+            return Err(InsertError::AlreadyResident(found));
+        }
+        let slot = self.free.pop().ok_or(InsertError::Full)?;
+        let entry = self.at(slot).ok_or(InsertError::Full)?;
+        let generation = self.index.renew(slot);
+        let mut word = Word::arriving(generation, self.policy.initial(origin));
+        if matches!(origin, Origin::Fetched { .. }) {
+            word = word.with(Flag::Fetched);
+        }
+        if pinned {
+            word = word.pinned().unwrap_or(word);
+        }
+        entry.fill(key, payload);
+        entry.requesters.clear(generation, &self.overflow);
+        entry.set(word);
+        loop {
+            match self.find(key) {
+                Walk::Stopped((other, word)) => {
+                    // Read before the word is seen again, or it may be of another tenancy.
+                    let found = self.found(other, word);
+                    if self.at(other).is_none_or(|entry| entry.word() != word) {
+                        continue;
+                    }
+                    entry.set(Word::FREE);
+                    self.free.push(slot);
+                    return found.map_or(Err(InsertError::Full), |found| {
+                        Err(InsertError::AlreadyResident(found))
+                    });
+                }
+                Walk::End(head) => {
+                    if self.index.insert(head, slot, generation) {
+                        break;
+                    }
+                }
+            }
+        }
+        self.arrive(slot, word);
+        let id = ResidentId { slot, generation: Generation(generation) };
+        Ok(Found { id, payload, rank: word.rank() })
+    }
+
+    pub(super) fn lookup(&self, key: &BlockKey) -> Option<Found> {
+        loop {
+            let (slot, word) = self.locate(key)?;
+            let found = self.found(slot, word);
+            if self.at(slot)?.word() == word {
+                return found;
+            }
+        }
+    }
+
+    pub(super) fn pin(&self, key: &BlockKey) -> Result<Found, PinError> {
+        loop {
+            let (slot, word) = self.locate(key).ok_or(PinError::NotFound)?;
+            let next = word.pinned().ok_or(PinError::TooManyPins)?;
+            let found = self.found(slot, next).ok_or(PinError::NotFound)?;
+            if self.change(slot, word, next, Recency::Keep) {
+                return Ok(found);
+            }
+        }
+    }
+
+    pub(super) fn hit(&self, key: &BlockKey, pin: bool) -> Result<(Found, Step), PinError> {
+        loop {
+            let (slot, word) = self.locate(key).ok_or(PinError::NotFound)?;
+            let (mut next, step) = self.after(word, RankEvent::LocalHit);
+            if pin {
+                next = next.pinned().ok_or(PinError::TooManyPins)?;
+            }
+            let found = self.found(slot, next).ok_or(PinError::NotFound)?;
+            if self.change(slot, word, next, Recency::Touch) {
+                return Ok((found, step));
+            }
+        }
+    }
+
+    pub(super) fn unpin(&self, id: ResidentId) -> Result<(), UnpinError> {
+        loop {
+            let word = self.resolve(id).ok_or(UnpinError::Stale)?;
+            let next = word.unpinned().ok_or(UnpinError::NotPinned)?;
+            if self.change(id.slot, word, next, Recency::Keep) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A block that was about to be stored was found here, and one replica fewer exists than its
+    /// rank expected.
+    pub(super) fn recover(&self, key: &BlockKey) -> Option<(Found, Step)> {
+        loop {
+            let (slot, word) = self.locate(key)?;
+            let (next, step) = self.after(word, RankEvent::AlreadyResident);
+            let found = self.found(slot, next)?;
+            if self.change(slot, word, next, Recency::Touch) {
+                return Some((found, step));
+            }
+        }
+    }
+
+    /// Some(None) where it was counted before.
+    pub(super) fn finished_sending(&self, key: &BlockKey) -> Option<Option<Step>> {
+        loop {
+            let (slot, word) = self.locate(key)?;
+            if word.has(Flag::Finished) {
+                return Some(None);
+            }
+            let (next, step) = self.after(word, RankEvent::FinishedSending);
+            if self.change(slot, word, next.with(Flag::Finished), Recency::Keep) {
+                return Some(Some(step));
+            }
+        }
+    }
+
+    /// Some(None) where the hint does not apply.
+    pub(super) fn owner_hint(&self, key: &BlockKey, owners: u32) -> Option<Option<Step>> {
+        loop {
+            let (slot, word) = self.locate(key)?;
+            let (fetched, marked) = (word.has(Flag::Fetched), word.has(Flag::Marked));
+            if !self.policy.hint_applies(fetched, marked) {
+                return Some(None);
+            }
+            let (next, step) = self.after(word, RankEvent::OwnerHint { owners });
+            if self.change(slot, word, next, Recency::Keep) {
+                return Some(Some(step));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
