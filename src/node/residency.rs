@@ -223,8 +223,8 @@ impl Residency {
         }
     }
 
-    /// Evicts up to `max` residents and gives their memory back; how many.
-    pub(super) fn evict(&self, max: usize) -> usize {
+    /// Evicts up to `max` residents and gives their memory back; how many bytes, 0 where none went.
+    pub(super) fn evict(&self, max: usize) -> u64 {
         let mut victims = Vec::with_capacity(max);
         self.store.evict_batch(max, &mut victims);
         let now = self.clock.now();
@@ -233,7 +233,7 @@ impl Residency {
             self.release(victim);
             self.withdraw(victim.key);
         }
-        victims.len()
+        victims.iter().map(|victim| u64::from(victim.payload.extent.len)).sum()
     }
 
     fn release(&self, victim: &Evicted) {
@@ -281,16 +281,19 @@ impl Reclaim for Residency {
             return Reclaimed::Enough;
         }
         let goal = self.usage().used.saturating_sub(excess);
-        let stats = self.store.stats();
-        let average = (stats.bytes / u64::from(stats.residents.max(1))).max(1);
+        // The first victim tells how large they are; the store is not walked to find out.
+        let mut typical = excess;
         while let left = self.usage().used.saturating_sub(goal)
             && left > 0
         {
-            // As many as are needed if all are of average size, so that none goes in vain.
-            let victims = usize::try_from(left.div_ceil(average)).unwrap_or(usize::MAX);
-            if self.evict(victims.min(VICTIMS_PER_STEP)) == 0 {
+            // As many as are needed if all are as large as the last ones, so that none goes in vain.
+            let victims = usize::try_from(left.div_ceil(typical)).unwrap_or(usize::MAX);
+            let victims = victims.min(VICTIMS_PER_STEP);
+            let freed = self.evict(victims);
+            if freed == 0 {
                 return Reclaimed::Stuck;
             }
+            typical = (freed / victims as u64).max(1);
         }
         Reclaimed::Some
     }
