@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod confinement;
+pub mod connections;
 pub mod epoll;
 pub mod eventfd;
 pub mod fd_passing;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::control::Control;
 use super::data::{DataStream, Landing, Shared};
-use super::flow::Broken;
 use super::regions::Regions;
 use super::socket::{self, Ready, Waiter};
 use super::table::Token;
@@ -16,6 +15,7 @@ use crate::fabric::{
     RegisteredSpan, WrId,
 };
 use crate::limits::{READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX};
+use crate::sys::connections::{Breakable, Broken};
 use crate::types::Timestamp;
 
 /// Receives in which a connection that is about to end looks for the peer's last messages.
@@ -49,6 +49,12 @@ pub(super) struct Connection {
     broken: Option<Broken>,
     /// READs that never reached a stream, and how they ended.
     stillborn: Vec<(WrId, CompletionStatus)>,
+}
+
+impl Breakable for Connection {
+    fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
 }
 
 impl Connection {
@@ -97,10 +103,6 @@ impl Connection {
             broken: None,
             stillborn: Vec::new(),
         }
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken.is_some()
     }
 
     /// Whether messages may be sent.

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::flow::{Broken, ByteQueue, Watch, would_block};
+use super::flow::{ByteQueue, Watch, would_block};
 use super::socket::{self, Interest, Ready, Waiter};
 use super::wire::{
     CONTROL_HEADER_BYTES, ControlHeader, MESSAGE, PREAMBLE_BYTES, Preamble, READY, WELCOME,
 };
 use crate::fabric::{ConnectionId, EventBatch, FabricEvent};
 use crate::limits::MESSAGE_BYTES_MAX;
+use crate::sys::connections::Broken;
 use crate::types::Timestamp;
 
 /// Bytes of messages that wait for a peer which does not drain them: eight of the largest.

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::flow::{BYTES_PER_POLL, Broken, ByteQueue, CALLS_PER_POLL, Watch, would_block};
+use super::flow::{BYTES_PER_POLL, ByteQueue, CALLS_PER_POLL, Watch, would_block};
 use super::regions::Regions;
 use super::serving::Serving;
 use super::socket::{self, Interest, Waiter};
@@ -29,6 +29,7 @@ use crate::fabric::{
 };
 use crate::limits::{READ_BYTES_MAX, READS_OUTSTANDING_MAX};
 use crate::memory::Mapping;
+use crate::sys::connections::Broken;
 use crate::types::Timestamp;
 
 /// Requests that are read with one call: a batch of 128.

@@ -1,10 +1,10 @@
 //! Small parts that control and data streams share: bytes that wait to be sent, the watch over a
-//! stream's progress, and how a connection breaks.
+//! stream's progress, and what a socket's error means.
 
 use std::io;
 use std::time::Duration;
 
-use crate::fabric::{CloseReason, CompletionStatus};
+use crate::sys::connections::Broken;
 use crate::types::Timestamp;
 
 /// Bytes handled per ready stream and poll; the rest waits for the next poll, so that a bulk stream
@@ -14,30 +14,7 @@ pub(super) const BYTES_PER_POLL: usize = 1 << 20;
 /// System calls per ready stream and poll, where frames are small.
 pub(super) const CALLS_PER_POLL: usize = 16;
 
-/// Why a connection breaks, and how the first READ outstanding on it ends; the rest is flushed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Broken {
-    pub(super) reason: CloseReason,
-    pub(super) first: CompletionStatus,
-}
-
 impl Broken {
-    /// The peer sent what no fabric sends, or not in time.
-    pub(super) const VIOLATION: Self =
-        Self { reason: CloseReason::Violation, first: CompletionStatus::Unreachable };
-    /// The stream ended in order.
-    pub(super) const PEER_CLOSED: Self =
-        Self { reason: CloseReason::PeerClosed, first: CompletionStatus::Unreachable };
-    /// The way to the peer failed.
-    pub(super) const UNREACHABLE: Self =
-        Self { reason: CloseReason::Unreachable, first: CompletionStatus::Unreachable };
-    /// One of our READs failed and has completed.
-    pub(super) const READ_FAILED: Self =
-        Self { reason: CloseReason::ReadFailed, first: CompletionStatus::Flushed };
-    /// This side broke it.
-    pub(super) const REQUESTED: Self =
-        Self { reason: CloseReason::Requested, first: CompletionStatus::Flushed };
-
     /// What a socket's error means on a connection that was up. A reset is how TCP tells of a close
     /// while bytes were under way, so it is the peer's close, not a failure of the path.
     pub(super) fn from_io(error: &io::Error) -> Self {

@@ -49,7 +49,6 @@ use rustix::io::Errno;
 use self::arrivals::{Arrivals, Greeting};
 use self::connection::{Connection, Context};
 use self::control::SCRATCH_BYTES;
-use self::flow::Broken;
 use self::regions::Regions;
 use self::socket::{Interest, REMEDY_DESCRIPTORS, Ready, Waiter};
 use self::table::{Table, Token};
@@ -63,6 +62,7 @@ use crate::limits::{
     READS_OUTSTANDING_MAX, STALL_TIMEOUT, STREAMS_MAX,
 };
 use crate::memory::Mapping;
+use crate::sys::connections::Broken;
 use crate::types::Timestamp;
 
 /// Sockets accepted in one poll; the others wait in the kernel's queue for the next one.
@@ -281,7 +281,7 @@ impl TcpFabric {
     /// Begins a connection for a peer. What cannot be had closes the socket.
     fn begin(&mut self, preamble: &Preamble, socket: OwnedFd, now: Timestamp) {
         let wanted = usize::try_from(preamble.streams).unwrap_or(usize::MAX);
-        let gathering = self.table.iter().filter(|(_, peer)| peer.is_gathering());
+        let gathering = self.table.whole_mut().filter(|(_, peer)| peer.is_gathering());
         if wanted == 0 || gathering.count() >= HANDSHAKES_MAX {
             return;
         }
@@ -308,7 +308,7 @@ impl TcpFabric {
     fn join(&mut self, preamble: &Preamble, socket: OwnedFd, batch: &mut EventBatch) {
         let found = self
             .table
-            .iter()
+            .whole_mut()
             .find(|(_, peer)| peer.expects(&preamble.token))
             .map(|(id, peer)| (id, peer.next_stream().encode()));
         let Some((id, token)) = found else {
@@ -330,7 +330,7 @@ impl TcpFabric {
             self.pause(false);
         }
         let mut late = Vec::new();
-        for (id, connection) in self.table.iter() {
+        for (id, connection) in self.table.whole_mut() {
             if let Err(broken) = connection.check(now, self.handshake_timeout, self.io_timeout) {
                 late.push((id, broken));
             }

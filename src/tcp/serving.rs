@@ -7,11 +7,12 @@ use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
 
-use super::flow::{BYTES_PER_POLL, Broken};
+use super::flow::BYTES_PER_POLL;
 use super::regions::Regions;
 use super::vectored::Gather;
 use super::wire::{FRAME_BYTES, Frame, RESPONSE, STATUS_REMOTE_ACCESS, STATUS_SUCCESS};
 use crate::memory::Mapping;
+use crate::sys::connections::Broken;
 
 /// Responses that are sent with one call.
 pub(super) const RESPONSES_PER_CALL: usize = 16;

@@ -1,8 +1,9 @@
 //! The connections of one fabric, in slots with generations, and the tokens that name their sockets.
 
 use super::connection::Connection;
-use crate::fabric::{ConnectionId, FabricError};
+use crate::fabric::ConnectionId;
 use crate::limits::{CONNECTIONS_MAX, STREAMS_MAX};
+use crate::sys::connections::Connections;
 
 /// Lane of a token: a connection's control stream; data streams follow it.
 const LANE_CONTROL: u16 = 0;
@@ -63,82 +64,8 @@ impl Token {
     }
 }
 
-#[derive(Debug, Default)]
-struct Slot {
-    generation: u32,
-    connection: Option<Connection>,
-}
-
-/// The table, of at most [`CONNECTIONS_MAX`] slots.
-#[derive(Debug, Default)]
-pub(super) struct Table {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-}
-
-impl Table {
-    /// An id for one more connection, which [`Table::put`] then stores.
-    pub(super) fn reserve(&mut self) -> Result<ConnectionId, FabricError> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None if self.slots.len() < CONNECTIONS_MAX => {
-                self.slots.push(Slot::default());
-                u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
-            }
-            None => {
-                return Err(FabricError::Limit { what: "connections", limit: CONNECTIONS_MAX });
-            }
-        };
-        let generation = self.slots.get(slot as usize).map_or(0, |slot| slot.generation);
-        Ok(ConnectionId { slot, generation })
-    }
-
-    /// Gives back an id that no connection got.
-    pub(super) fn release(&mut self, id: ConnectionId) {
-        if let Some(slot) = self.slots.get_mut(id.slot as usize) {
-            slot.generation = slot.generation.wrapping_add(1);
-            slot.connection = None;
-            self.free.push(id.slot);
-        }
-    }
-
-    pub(super) fn put(&mut self, id: ConnectionId, connection: Connection) {
-        if let Some(slot) = self.slots.get_mut(id.slot as usize) {
-            slot.connection = Some(connection);
-        }
-    }
-
-    /// The connection of this id, unless it is broken or gone.
-    pub(super) fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
-        let slot = self.slots.get_mut(id.slot as usize)?;
-        let connection = slot.connection.as_mut()?;
-        (slot.generation == id.generation && !connection.is_broken()).then_some(connection)
-    }
-
-    /// Takes a connection out and ends the meaning of its id.
-    pub(super) fn take(&mut self, id: ConnectionId) -> Option<Connection> {
-        let slot = self.slots.get_mut(id.slot as usize)?;
-        if slot.generation != id.generation {
-            return None;
-        }
-        let connection = slot.connection.take();
-        self.release(id);
-        connection
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.slots.len() == self.free.len()
-    }
-
-    /// All connections that are not broken.
-    pub(super) fn iter(&mut self) -> impl Iterator<Item = (ConnectionId, &mut Connection)> {
-        self.slots.iter_mut().enumerate().filter_map(|(slot, entry)| {
-            let id = ConnectionId { slot: u32::try_from(slot).ok()?, generation: entry.generation };
-            let connection = entry.connection.as_mut()?;
-            (!connection.is_broken()).then_some((id, connection))
-        })
-    }
-}
+/// The connections of a TCP fabric.
+pub(super) type Table = Connections<Connection>;
 
 #[cfg(test)]
 mod tests {

@@ -1,35 +1,10 @@
-//! How a connection breaks, and what a work request's status means.
+//! What the status of a work request means, for it and for its connection.
 
-use crate::fabric::{CloseReason, CompletionStatus};
+use crate::fabric::CompletionStatus;
+use crate::sys::connections::Broken;
 use crate::sys::ibverbs::constants as c;
 
-/// Why a connection breaks, and how the first READ that this flushes ends; the others are flushed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Broken {
-    pub(super) reason: CloseReason,
-    pub(super) first: CompletionStatus,
-}
-
 impl Broken {
-    /// The peer sent what no fabric sends, or not in time.
-    pub(super) const VIOLATION: Self =
-        Self { reason: CloseReason::Violation, first: CompletionStatus::Unreachable };
-    /// The peer closed the connection, or died in order.
-    pub(super) const PEER_CLOSED: Self =
-        Self { reason: CloseReason::PeerClosed, first: CompletionStatus::Unreachable };
-    /// The way to the peer failed.
-    pub(super) const UNREACHABLE: Self =
-        Self { reason: CloseReason::Unreachable, first: CompletionStatus::Unreachable };
-    /// One of our READs failed and has completed.
-    pub(super) const READ_FAILED: Self =
-        Self { reason: CloseReason::ReadFailed, first: CompletionStatus::Flushed };
-    /// This side broke it.
-    pub(super) const REQUESTED: Self =
-        Self { reason: CloseReason::Requested, first: CompletionStatus::Flushed };
-    /// This side has no objects or memory for it.
-    pub(super) const EXHAUSTED: Self =
-        Self { reason: CloseReason::Exhausted, first: CompletionStatus::Flushed };
-
     /// What a failed READ says about its connection, where nothing else has broken it. A flush that
     /// we did not cause follows an error that the peer caused.
     pub(super) const fn by_read(status: CompletionStatus) -> Self {

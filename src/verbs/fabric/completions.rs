@@ -1,10 +1,11 @@
 //! What a connection makes of its completions.
 
-use super::broken::{Broken, status};
+use super::broken::status;
 use super::connection::{Connection, Stage, Surroundings};
 use super::messages::Frame;
 use super::wr_id::Work;
 use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent};
+use crate::sys::connections::{Breakable, Broken};
 use crate::sys::ibverbs::ibv_wc;
 
 /// So many times completions are taken per turn, so that one peer does not keep the others waiting.

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::broken::Broken;
 use super::device::Device;
 use super::hello::{HELLO_BYTES, Hello};
 use super::lane::Lane;
@@ -30,6 +29,7 @@ use crate::fabric::{
     CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricEvent, WrId,
 };
 use crate::limits::PING_INTERVAL;
+use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
@@ -98,6 +98,12 @@ pub(super) struct Connection {
     pub(super) stillborn: Vec<(WrId, CompletionStatus)>,
 }
 
+impl Breakable for Connection {
+    fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+}
+
 impl Connection {
     /// A connection that this end began on `socket`.
     pub(super) fn dialed(id: ConnectionId, socket: OwnedFd, deadline: Timestamp) -> Self {
@@ -126,10 +132,6 @@ impl Connection {
             suspect: None,
             stillborn: Vec::new(),
         }
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken.is_some()
     }
 
     /// Whether messages may be sent.

@@ -39,7 +39,6 @@ use std::time::Duration;
 
 pub use self::config::{PollMode, VerbsConfig};
 
-use self::broken::Broken;
 use self::connection::{Connection, Surroundings};
 use self::device::Device;
 use self::regions::Regions;
@@ -53,6 +52,7 @@ use crate::fabric::{
 use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
 use crate::sys::clock::{coarse, now};
+use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::eventfd::EventFd;
 use crate::sys::ibverbs::ibv_wc;
@@ -231,7 +231,7 @@ impl VerbsFabric {
             now,
         };
         let mut any = false;
-        for (id, connection) in self.table.iter() {
+        for (id, connection) in self.table.iter_mut() {
             any |= connection.drain(&mut around, batch);
             if connection.is_over(now, batch) {
                 self.over.push(id);
@@ -253,7 +253,7 @@ impl VerbsFabric {
     fn wait_limit(&mut self) -> Duration {
         let paused = self.paused;
         let mut limit = if paused { SWEEP } else { Duration::MAX };
-        for (_, connection) in self.table.iter() {
+        for (_, connection) in self.table.iter_mut() {
             if connection.is_broken() {
                 limit = limit.min(DRAIN_WAIT);
             } else if connection.is_timed() {

@@ -1,9 +1,9 @@
 //! How a connection spreads READs over its lanes.
 
-use super::broken::Broken;
 use super::connection::{Connection, Surroundings};
 use super::lane::Lane;
 use crate::fabric::{CompletionStatus, ReadBatch, ReadWork, RegisteredSpan};
+use crate::sys::connections::Broken;
 
 /// READs and bytes after which a list goes on to another lane: fewer do not pay for a second
 /// doorbell.

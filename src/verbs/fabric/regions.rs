@@ -76,7 +76,7 @@ impl Regions {
         };
         let entry = self.entries.swap_remove(at);
         let mut waits = Vec::new();
-        for (connection, peer) in table.iter() {
+        for (connection, peer) in table.iter_mut() {
             for (lane, state) in peer.lanes().iter().enumerate() {
                 if state.outstanding() > 0 {
                     waits.push(Wait { connection, lane, until: state.next() });

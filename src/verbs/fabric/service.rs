@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::broken::Broken;
 use super::connection::Connection;
 use super::table::Token;
 use super::{SWEEP, VerbsFabric};
 use crate::fabric::{EventBatch, FabricError};
 use crate::limits::HANDSHAKES_MAX;
 use crate::sys::clock::coarse;
+use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::Interest;
 use crate::sys::socket;
 use crate::types::Timestamp;
@@ -80,7 +80,7 @@ impl VerbsFabric {
 
     /// Makes the next completion of each connection end a wait.
     pub(super) fn arm(&mut self, now: Timestamp) {
-        for (_, connection) in self.table.iter() {
+        for (_, connection) in self.table.iter_mut() {
             let Some(link) = connection.link_mut().filter(|link| !link.armed) else { continue };
             match link.cq.arm() {
                 Ok(()) => link.armed = true,
@@ -112,7 +112,7 @@ impl VerbsFabric {
                 AsyncEvent::DeviceFatal => {
                     tracing::error!(device = self.device_name(), "the RDMA device is gone");
                     self.lost = true;
-                    for (_, connection) in self.table.iter() {
+                    for (_, connection) in self.table.iter_mut() {
                         connection.cut(Broken::UNREACHABLE, now);
                     }
                 }
@@ -140,7 +140,7 @@ impl VerbsFabric {
                 // The peer of this one has gone already.
                 Err(_) => continue,
             };
-            let gathering = self.table.iter().filter(|(_, peer)| peer.is_gathering());
+            let gathering = self.table.iter_mut().filter(|(_, peer)| peer.is_gathering());
             if gathering.count() >= HANDSHAKES_MAX {
                 continue;
             }
@@ -168,7 +168,7 @@ impl VerbsFabric {
         if self.paused {
             self.pause(false);
         }
-        for (_, connection) in self.table.iter() {
+        for (_, connection) in self.table.iter_mut() {
             if !connection.is_broken()
                 && let Err(broken) = connection.check(now)
             {
