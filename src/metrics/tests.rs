@@ -37,7 +37,13 @@ fn after(event: Event) -> Option<Event> {
         Event::StaleCompletion => Event::PeerConnected,
         Event::PeerConnected => Event::PeerDisconnected { scope },
         Event::PeerDisconnected { .. } => Event::ProtocolViolation,
-        Event::ProtocolViolation => Event::RegistryAnswered { call },
+        Event::ProtocolViolation => Event::BreakerOpened { scope },
+        Event::BreakerOpened { .. } => Event::BreakerClosed { scope },
+        Event::BreakerClosed { .. } => Event::Probed { good: true },
+        Event::Probed { .. } => Event::PauseObeyed,
+        Event::PauseObeyed => Event::FetchesShared { blocks },
+        Event::FetchesShared { .. } => Event::OwnerMissed { blocks },
+        Event::OwnerMissed { .. } => Event::RegistryAnswered { call },
         Event::RegistryAnswered { .. } => Event::RegistryFailed { call },
         Event::RegistryFailed { .. } => Event::OwnersSeen { owners: 2 },
         Event::OwnersSeen { .. } => Event::StoreStarted { policy: PolicyKind::Aged },
@@ -77,6 +83,7 @@ fn busy_snapshot() -> GaugeSnapshot {
             bytes: 64,
         }],
         connections: 1,
+        suspended: SuspendedGauge { path: 1, peer: 0, leaving: 0 },
         registry_up: true,
         ..GaugeSnapshot::default()
     };

@@ -18,6 +18,7 @@ mod fetcher;
 mod landing;
 mod options;
 mod residency;
+mod snapshot;
 mod transport;
 
 use std::collections::BTreeMap;
@@ -27,16 +28,16 @@ use std::time::Duration;
 
 pub use options::{NodeError, NodeOptions, RegistryChoice};
 pub use residency::Reserved;
+pub use snapshot::NodeSnapshot;
 pub use transport::TransportChoice;
 
 use crate::event::EventSink;
 use crate::fabric::{Access, Fabric};
-use crate::memory::{HostPool, Mapping};
+use crate::health::BreakerConfig;
+use crate::limits;
+use crate::memory::{HostPool, Mapping, PoolOptions};
 use crate::net::GrpcRegistry;
-use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
-use crate::protocol::door::stat::{
-    NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
-};
+use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
 use crate::protocol::{RegionEntry, SecretKey};
 use crate::registry::{
     Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, RegistryEpoch,
@@ -45,16 +46,16 @@ use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
 };
 use crate::runtime::clock::Clock;
-use crate::runtime::data::{self, DataHandle, DataJoin, PeerSnapshot};
+use crate::runtime::data::{self, DataHandle, DataJoin};
 use crate::runtime::door::Door;
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
-use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, RequesterId};
+use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
 
-use fetcher::Fetcher;
+use fetcher::{Fetcher, FetcherParts};
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
 use transport::Chosen;
@@ -65,19 +66,11 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest that a holder may take to answer a lend or a completion.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long after its last lease's deadline a node that leaves waits for that lease's end.
+const DRAIN_MARGIN: Duration = Duration::from_secs(1);
+
 /// How long each part of a node has to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// The state of a node at one moment.
-#[derive(Debug, Clone)]
-pub struct NodeSnapshot {
-    /// As `kvrail stat` shows it.
-    pub report: StatReport,
-    /// Peers and leases.
-    pub peers: PeerSnapshot,
-    /// Whether the registry answered the last call.
-    pub registry_up: bool,
-}
 
 /// What the node's threads and tasks share.
 #[derive(Debug)]
@@ -103,6 +96,7 @@ pub struct Node {
     announcer: Announcer,
     reclaimer: Reclaimer,
     data: DataJoin,
+    lease_ttl: Duration,
 }
 
 impl Residents for Residency {
@@ -114,7 +108,7 @@ impl Residents for Residency {
     }
 
     fn load(&self) -> Load {
-        Load { pause_ms: self.pause_ms(), ..Load::default() }
+        self.lending_load()
     }
 }
 
@@ -166,7 +160,14 @@ impl Node {
             options: AnnounceOptions::default(),
         });
         residency.connect(announcer.handle(), reclaimer.waker());
-        let fetcher = Arc::new(Fetcher::new(node, registry, data.clone(), clock, sink));
+        let fetcher = Arc::new(Fetcher::new(FetcherParts {
+            node,
+            registry,
+            data: data.clone(),
+            store: Arc::clone(&residency.store),
+            clock,
+            sink,
+        }));
         let inner = Arc::new(Inner {
             identity,
             requester,
@@ -184,7 +185,8 @@ impl Node {
             stopped.await.ok();
         });
         let door = tokio::spawn(serving);
-        Ok(Self { inner, listen, stop_door, door, announcer, reclaimer, data: thread })
+        let lease_ttl = options.lease.ttl;
+        Ok(Self { inner, listen, stop_door, door, announcer, reclaimer, data: thread, lease_ttl })
     }
 
     /// Where peers connect.
@@ -205,11 +207,17 @@ impl Node {
         "the data thread has ended: peers cannot be served any more".to_owned()
     }
 
-    /// Stops: no new leases, out of the registry, connections closed, threads joined.
+    /// Stops: no new leases, out of the registry, running leases to their end, connections closed,
+    /// threads joined.
     pub async fn shutdown(self) {
-        // A data thread that is gone needs no order to drain.
-        self.inner.data.drain().ok();
-        self.announcer.shutdown(true, STOP_TIMEOUT).await;
+        // New leases are refused from here on; running ones end by their readers, or by the deadline
+        // that they have now: none is renewed any more.
+        let ttl = self.lease_ttl + DRAIN_MARGIN;
+        let drained = tokio::time::timeout(ttl, self.inner.data.drain());
+        let left = self.announcer.shutdown(true, STOP_TIMEOUT);
+        if let (Err(_elapsed), ()) = tokio::join!(drained, left) {
+            tracing::warn!("some readers did not end their leases in time: they are cut off");
+        }
         // A door that has ended needs no order to.
         self.stop_door.send(()).ok();
         if tokio::time::timeout(STOP_TIMEOUT, self.door).await.is_err() {
@@ -222,73 +230,6 @@ impl Node {
             other => tracing::warn!(?other, "the data thread did not end well"),
         }
         drop(self.reclaimer);
-    }
-}
-
-impl Inner {
-    /// The node's state now.
-    pub async fn snapshot(&self) -> NodeSnapshot {
-        let peers = self.data.snapshot().await.unwrap_or_default();
-        let stats = self.residency.store.stats();
-        let announcer = self.announcer.state();
-        let pools = self.residency.pools.iter().map(|pool| {
-            let usage = pool.usage();
-            let free_bytes = usage.bytes.saturating_sub(usage.used);
-            PoolStat { id: pool.id().0, bytes: usage.bytes, free_bytes }
-        });
-        let report = StatReport {
-            node: NodeStat {
-                id: self.identity.node.to_string(),
-                epoch: self.identity.epoch.0,
-                requester: self.requester.to_string(),
-                address: self.identity.address.clone(),
-                policy: self.residency.store.config().policy.kind.to_string(),
-                transport: self.transport.to_owned(),
-            },
-            pools: pools.collect(),
-            residents: ResidentStat {
-                blocks: stats.residents.into(),
-                bytes: stats.bytes,
-                pinned: stats.pinned.into(),
-                ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
-            },
-            requesters: peers
-                .leases
-                .iter()
-                .map(|usage| RequesterStat {
-                    name: usage.requester.to_string(),
-                    leases: usage.usage.leases,
-                    blocks: usage.usage.blocks,
-                    bytes: usage.usage.bytes,
-                })
-                .collect(),
-            registry: RegistryStat {
-                endpoint: self.registry_name.clone(),
-                state: if announcer.connected { "connected" } else { "unreachable" }.to_owned(),
-                pending: announcer.queued as u64,
-            },
-            peers: peers
-                .connected
-                .iter()
-                .map(|(node, requester)| PeerStat {
-                    id: node.to_string(),
-                    requester: requester.to_string(),
-                    state: "connected".to_owned(),
-                })
-                .collect(),
-        };
-        NodeSnapshot { report, peers, registry_up: announcer.connected }
-    }
-
-    /// Whether the registry answered the last call.
-    #[must_use]
-    pub fn registry_up(&self) -> bool {
-        self.announcer.state().connected
-    }
-
-    /// Whether the data thread still runs.
-    pub async fn is_alive(&self) -> bool {
-        self.data.snapshot().await.is_ok()
     }
 }
 
@@ -328,7 +269,13 @@ struct StartedData {
     transport: &'static str,
 }
 
-/// Registers the pools and starts the data thread.
+/// What peers read to find out whether the way here is open.
+const fn probe_page() -> PoolOptions {
+    let bytes = limits::PROBE_BYTES as u64;
+    PoolOptions { id: PoolId(u16::MAX), bytes, huge_pages: None, lock: false, numa_node: None }
+}
+
+/// Registers the pools and the page for probes, and starts the data thread.
 fn start_data<F>(
     fabric: F,
     mut local: LocalNode,
@@ -340,12 +287,16 @@ where
 {
     let mut fabric = Faulty::new(fabric, options.fault);
     let mut regions = Vec::with_capacity(residency.pools.len());
+    let page = HostPool::create(&probe_page())?;
     for pool in &residency.pools {
         let mapping: Arc<Mapping> = Arc::clone(pool.mapping());
         let region = fabric.register(mapping, Access::RemoteRead)?;
         local.regions.push(RegionEntry::from(&region));
         regions.push(PoolRegion { pool: pool.id(), region });
     }
+    // Last in the list: that is how peers know it. The fabric keeps the page's memory.
+    let region = fabric.register(Arc::clone(page.mapping()), Access::RemoteRead)?;
+    local.regions.push(RegionEntry::from(&region));
     let config = PeerConfig {
         lease: options.lease,
         requester: RequesterConfig {
@@ -353,6 +304,8 @@ where
             transfer_timeout: options.transfer_timeout,
             answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
         },
+        pressure: pressure(options, residency.usage().bytes),
+        breaker: BreakerConfig::default(),
     };
     let store = Arc::clone(&residency.store);
     let sink = Arc::clone(&residency.sink);
@@ -362,6 +315,12 @@ where
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
     Ok(StartedData { handle, thread, transport: capabilities.transport })
+}
+
+/// Marks at the configured shares of the node's memory and leases.
+fn pressure(options: &NodeOptions, bytes: u64) -> Pressure {
+    let (high, low) = options.lease_watermarks;
+    Pressure::new(bytes, options.lease.leases_total as u64, (high, low))
 }
 
 fn registry(

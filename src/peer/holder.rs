@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::connection::Remote;
 use super::landing::Landing;
 use super::outbox::Context;
+use super::pressure::Pressure;
 use crate::event::{Event, EventSink, LendRefusal};
 use crate::lease::{
     Completed, Completion, LeaseConfig, LeaseConfigError, LeaseTable, Residents, Usage,
@@ -17,7 +18,8 @@ use crate::lease::{
 use crate::protocol::{HashEntry, Loan, LoanEntry, Message, RanksStatus, millis};
 use crate::store::{Found, PinError, Store};
 use crate::types::{
-    BlockKey, LeaseId, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId, Timestamp,
+    BlockKey, LeaseId, Load, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId,
+    Timestamp,
 };
 
 /// A lend request, as it arrived.
@@ -33,6 +35,7 @@ pub(super) struct Lend<'a> {
 pub(super) struct Holder {
     store: Arc<Store>,
     leases: LeaseTable,
+    pressure: Pressure,
     sink: Arc<dyn EventSink>,
     /// Requesters whose access is being cut.
     cutting: Vec<RequesterIndex>,
@@ -45,12 +48,14 @@ pub(super) struct Holder {
 impl Holder {
     pub(super) fn new(
         config: LeaseConfig,
+        pressure: Pressure,
         store: Arc<Store>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, LeaseConfigError> {
         Ok(Self {
             store,
             leases: LeaseTable::new(config, Arc::clone(&sink))?,
+            pressure,
             sink,
             cutting: Vec::new(),
             draining: false,
@@ -76,7 +81,7 @@ impl Holder {
         let lease = if self.draining {
             let blocks = hashes.len() as u64;
             self.sink.emit(Event::LendRefused { reason: LendRefusal::Draining, blocks });
-            loans.resize(hashes.len(), Loan::Busy.into());
+            loans.resize(hashes.len(), Loan::Busy(LendRefusal::Draining).into());
             LeaseId::NONE
         } else {
             self.keys.clear();
@@ -86,8 +91,8 @@ impl Holder {
             self.store.pin_batch(&self.keys, &mut self.pinned);
             self.lend_pinned(remote, cx.landing, &mut loans, cx.now)
         };
-        let (ttl_ms, pause_ms) = (self.ttl_ms(), cx.landing.pause_ms());
-        let answer = Message::Lease { request, lease, ttl_ms, pause_ms, loans: &loans };
+        let (ttl_ms, load) = (self.ttl_ms(), self.load(cx.landing));
+        let answer = Message::Lease { request, lease, ttl_ms, load, loans: &loans };
         cx.outbox.send(remote.connection, &answer);
         cx.outbox.loans = loans;
     }
@@ -100,30 +105,36 @@ impl Holder {
         loans: &mut Vec<LoanEntry>,
         now: Timestamp,
     ) -> LeaseId {
+        let mut room = self.pressure.room(self.leases.totals());
         let draft = self.leases.draft(remote.borrower(), self.pinned.len(), &*self.store);
-        let Ok(mut draft) = draft else {
-            for found in self.pinned.iter().flatten() {
-                Residents::unpin(&*self.store, found.id);
+        let mut draft = match draft {
+            Ok(draft) => draft,
+            Err(error) => {
+                refuse_all(&self.pinned, error.refusal(), &self.store, loans);
+                return LeaseId::NONE;
             }
-            let answer = |pinned: &Result<Found, PinError>| match pinned {
-                Err(PinError::NotFound) => Loan::NotFound,
-                _ => Loan::Busy,
-            };
-            loans.extend(self.pinned.iter().map(answer).map(LoanEntry::from));
-            return LeaseId::NONE;
         };
-        let mut over_pinned = 0;
+        let (mut over_pinned, mut over_pressed) = (0, 0);
         for pinned in &self.pinned {
             let loan = match *pinned {
                 Ok(found) => match landing.remote(&found.payload.extent) {
-                    Some(span) if draft.lend(found.id, span.len.into()).is_ok() => Loan::Ready {
-                        rank: found.rank,
-                        generation: found.id.generation,
-                        span,
-                        checksum: found.payload.checksum,
-                    },
-                    // Over quota; the draft has let go of the pin.
-                    Some(_) => Loan::Busy,
+                    Some(span) if u64::from(span.len) > room => {
+                        draft.skip();
+                        Residents::unpin(&*self.store, found.id);
+                        over_pressed += 1;
+                        Loan::Busy(LendRefusal::Pressure)
+                    }
+                    Some(span) if draft.lend(found.id, span.len.into()).is_ok() => {
+                        room -= u64::from(span.len);
+                        Loan::Ready {
+                            rank: found.rank,
+                            generation: found.id.generation,
+                            span,
+                            checksum: found.payload.checksum,
+                        }
+                    }
+                    // The draft has let go of the pin.
+                    Some(_) => Loan::Busy(LendRefusal::Quota),
                     None => {
                         draft.skip();
                         Residents::unpin(&*self.store, found.id);
@@ -137,26 +148,31 @@ impl Holder {
                 Err(PinError::TooManyPins) => {
                     draft.skip();
                     over_pinned += 1;
-                    Loan::Busy
+                    Loan::Busy(LendRefusal::Pins)
                 }
             };
             loans.push(loan.into());
         }
-        if over_pinned > 0 {
-            let (reason, blocks) = (LendRefusal::Pins, over_pinned);
+        let refused = [(LendRefusal::Pins, over_pinned), (LendRefusal::Pressure, over_pressed)];
+        for (reason, blocks) in refused.into_iter().filter(|(_, blocks)| *blocks > 0) {
             self.sink.emit(Event::LendRefused { reason, blocks });
         }
         draft.grant(now)
     }
 
-    pub(super) fn handle_renew<L>(
+    pub(super) fn handle_renew<L: Landing>(
         &mut self,
         remote: &Remote,
         lease: LeaseId,
         cx: &mut Context<'_, L>,
     ) {
-        let renewed = self.leases.renew(lease, remote.borrower(), cx.now);
-        let answer = Message::Renewed { lease, ttl_ms: renewed.map_or(0, millis) };
+        // A node that leaves lets leases run to the end that they have, and no longer.
+        let renewed = match self.draining {
+            true => None,
+            false => self.leases.renew(lease, remote.borrower(), cx.now),
+        };
+        let (ttl_ms, load) = (renewed.map_or(0, millis), self.load(cx.landing));
+        let answer = Message::Renewed { lease, ttl_ms, load };
         cx.outbox.send(remote.connection, &answer);
     }
 
@@ -172,8 +188,8 @@ impl Holder {
             Completed::Replayed => RanksStatus::Replayed,
             Completed::Unknown | Completed::WrongShape => RanksStatus::Unknown,
         };
-        let (lease, pause_ms) = (completion.lease, cx.landing.pause_ms());
-        let answer = Message::Ranks { lease, status, pause_ms, ranks: &self.ranks };
+        let (lease, load) = (completion.lease, self.load(cx.landing));
+        let answer = Message::Ranks { lease, status, load, ranks: &self.ranks };
         cx.outbox.send(remote.connection, &answer);
     }
 
@@ -222,8 +238,14 @@ impl Holder {
         self.leases.poll_timeout()
     }
 
-    pub(super) fn leased_bytes(&self) -> u64 {
-        self.leases.totals().bytes
+    /// What all requesters hold.
+    pub(super) fn lent(&self) -> Usage {
+        self.leases.totals()
+    }
+
+    /// What every reply says.
+    pub(super) fn load<L: Landing>(&self, landing: &L) -> Load {
+        self.pressure.load(self.leases.totals(), landing.pause_ms())
     }
 
     /// What each requester holds.
@@ -235,4 +257,22 @@ impl Holder {
     fn ttl_ms(&self) -> u32 {
         millis(self.leases.config().ttl)
     }
+}
+
+/// Lets go of all pins and says why nothing is lent.
+fn refuse_all(
+    pinned: &[Result<Found, PinError>],
+    reason: LendRefusal,
+    store: &Store,
+    loans: &mut Vec<LoanEntry>,
+) {
+    for found in pinned.iter().flatten() {
+        Residents::unpin(store, found.id);
+    }
+    let answer = |pinned: &Result<Found, PinError>| match pinned {
+        Err(PinError::NotFound) => Loan::NotFound,
+        Err(PinError::TooManyPins) => Loan::Busy(LendRefusal::Pins),
+        Ok(_) => Loan::Busy(reason),
+    };
+    loans.extend(pinned.iter().map(answer).map(LoanEntry::from));
 }

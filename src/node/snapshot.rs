@@ -1,0 +1,121 @@
+//! The state of a node at one moment, as `kvrail stat`, the door and metrics show it.
+
+use super::Inner;
+use crate::health::{BreakerState, Entry};
+use crate::protocol::door::stat::{
+    HealthStat, NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
+};
+use crate::runtime::data::PeerSnapshot;
+use crate::types::{Scope, Timestamp};
+
+/// The state of a node at one moment.
+#[derive(Debug, Clone)]
+pub struct NodeSnapshot {
+    /// As `kvrail stat` shows it.
+    pub report: StatReport,
+    /// Peers and leases.
+    pub peers: PeerSnapshot,
+    /// Whether the registry answered the last call.
+    pub registry_up: bool,
+}
+
+impl NodeSnapshot {
+    /// Peers that are left alone for the way to them, for what they did, and because they leave.
+    #[must_use]
+    pub fn suspended(&self) -> [u64; 3] {
+        let count = |which: &dyn Fn(&Entry) -> bool| {
+            self.peers.health.iter().filter(|entry| which(entry)).count() as u64
+        };
+        let open = |scope: Scope| {
+            count(&|entry| entry.scope == scope && entry.state != BreakerState::Closed)
+        };
+        [open(Scope::Path), open(Scope::Peer), count(&|entry| entry.leaving)]
+    }
+}
+
+fn health_stat(entry: &Entry, now: Timestamp) -> HealthStat {
+    let millis = |at: Timestamp| u64::try_from(at.since(now).as_millis()).unwrap_or(u64::MAX);
+    let state = if entry.leaving { "leaving" } else { entry.state.as_str() };
+    HealthStat {
+        scope: entry.scope.as_str().to_owned(),
+        peer: entry.peer.map(|peer| peer.to_string()).unwrap_or_default(),
+        local_nic: entry.path.local.0,
+        peer_nic: entry.path.remote.0,
+        state: state.to_owned(),
+        reason: entry.cause.map(|cause| cause.as_str().to_owned()).unwrap_or_default(),
+        failures: entry.weighed.0,
+        weighed: entry.weighed.1,
+        next_probe_ms: entry.next_probe.map(millis),
+        bytes_per_second: entry.rate,
+        outstanding_bytes: entry.load.outstanding_bytes,
+        pause_ms: entry.load.pause_ms,
+    }
+}
+
+impl Inner {
+    /// The node's state now.
+    pub async fn snapshot(&self) -> NodeSnapshot {
+        let peers = self.data.snapshot().await.unwrap_or_default();
+        let stats = self.residency.store.stats();
+        let announcer = self.announcer.state();
+        let pools = self.residency.pools.iter().map(|pool| {
+            let usage = pool.usage();
+            let free_bytes = usage.bytes.saturating_sub(usage.used);
+            PoolStat { id: pool.id().0, bytes: usage.bytes, free_bytes }
+        });
+        let report = StatReport {
+            node: NodeStat {
+                id: self.identity.node.to_string(),
+                epoch: self.identity.epoch.0,
+                requester: self.requester.to_string(),
+                address: self.identity.address.clone(),
+                policy: self.residency.store.config().policy.kind.to_string(),
+                transport: self.transport.to_owned(),
+            },
+            pools: pools.collect(),
+            residents: ResidentStat {
+                blocks: stats.residents.into(),
+                bytes: stats.bytes,
+                pinned: stats.pinned.into(),
+                ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
+            },
+            requesters: peers
+                .leases
+                .iter()
+                .map(|usage| RequesterStat {
+                    name: usage.requester.to_string(),
+                    leases: usage.usage.leases,
+                    blocks: usage.usage.blocks,
+                    bytes: usage.usage.bytes,
+                })
+                .collect(),
+            registry: RegistryStat {
+                endpoint: self.registry_name.clone(),
+                state: if announcer.connected { "connected" } else { "unreachable" }.to_owned(),
+                pending: announcer.queued as u64,
+            },
+            peers: peers
+                .connected
+                .iter()
+                .map(|(node, requester)| PeerStat {
+                    id: node.to_string(),
+                    requester: requester.to_string(),
+                    state: "connected".to_owned(),
+                })
+                .collect(),
+            health: peers.health.iter().map(|entry| health_stat(entry, peers.at)).collect(),
+        };
+        NodeSnapshot { report, peers, registry_up: announcer.connected }
+    }
+
+    /// Whether the registry answered the last call.
+    #[must_use]
+    pub fn registry_up(&self) -> bool {
+        self.announcer.state().connected
+    }
+
+    /// Whether the data thread still runs.
+    pub async fn is_alive(&self) -> bool {
+        self.data.snapshot().await.is_ok()
+    }
+}
