@@ -8,7 +8,6 @@
 //! `KVRAIL_CHAOS_SECONDS=600 cargo test --test chaos` goes on for longer than the default, and
 //! `KVRAIL_CHAOS_SEED` draws other victims. Threads and processes are the machine's, so a seed does
 //! not replay a run; what the nodes logged is printed with a failure.
-#![cfg(test)]
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -18,6 +17,7 @@
 
 mod engine;
 mod victims;
+
 #[path = "../processes/support.rs"]
 #[expect(dead_code, reason = "the tests of real processes use more of it")]
 mod support;
