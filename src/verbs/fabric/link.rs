@@ -90,6 +90,7 @@ impl Link {
             mtu: device.port.active_mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
             reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
             reads_served: smaller(device.limits.reads_served, peer.reads_issued),
+            retries: device.retries,
         };
         for (index, (pair, psn)) in self.pairs().enumerate() {
             pair.ready_to_receive(&path, peer.pair(index))?;
