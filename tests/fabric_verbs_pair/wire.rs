@@ -141,7 +141,7 @@ fn a_peer_that_is_gone_is_noticed_whatever_the_retry_setting() {
         let first = scene.a.completions(at_a)[0].1;
         assert_eq!(first, CompletionStatus::Unreachable, "retries {retries}");
         let count = |status| statuses.iter().filter(|one| **one == status).count();
-        assert!(count(CompletionStatus::Success) == 0 && count(first) <= 2, "{statuses:?}");
+        assert!(count(CompletionStatus::Success) == 0 && count(first) == 1, "{statuses:?}");
         assert_eq!(scene.a.closed(at_a), Some(CloseReason::Unreachable));
         assert!(scene.memory.upgrade().is_none());
         let each = Duration::from_millis(268);
@@ -178,7 +178,8 @@ fn an_interface_that_goes_down_and_up_ends_or_spares_each_read() {
     if !two_devices() {
         return;
     }
-    let _slow = Wire::new("delay 20ms");
+    // So slow that the interface is down before the first response arrives.
+    let _slow = Wire::new("delay 200ms");
     for (gap, survives) in [(Duration::from_millis(300), true), (Duration::from_secs(8), false)] {
         let mut scene = Scene::new(RETRIES_MAX);
         let at_a = scene.ids.0;
@@ -211,6 +212,29 @@ fn an_interface_that_goes_down_and_up_ends_or_spares_each_read() {
         scene.post();
         scene.succeed();
     }
+}
+
+/// Long READs on a wire that loses much may fail. Those that succeed are whole.
+#[test]
+fn long_reads_on_a_lossy_wire_are_whole_or_fail() {
+    if !two_devices() {
+        return;
+    }
+    let _lossy = Wire::new("delay 5ms loss 5%");
+    let mut succeeded = 0;
+    for _round in 0..5 {
+        let mut scene = Scene::new(RETRIES_MAX);
+        let (landed, at_a) = (scene.memory.upgrade().unwrap(), scene.ids.0);
+        scene.post();
+        scene.until(|a| a.completions(at_a).len() == BLOCKS as usize || a.closed(at_a).is_some());
+        let bytes = Verbs::read(&landed, 0, BYTES);
+        for (status, block) in scene.statuses().iter().zip(bytes.chunks(BLOCK as usize)) {
+            let whole = block.iter().all(|byte| *byte == 1);
+            assert!(whole || *status != CompletionStatus::Success, "a block that is not whole");
+            succeeded += u32::from(*status == CompletionStatus::Success);
+        }
+    }
+    say(&format!("5 % loss: {succeeded} of {} READs of 16 packets succeeded", 5 * BLOCKS));
 }
 
 /// The interface of one end, with an MTU of its own until it is dropped.

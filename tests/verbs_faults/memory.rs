@@ -142,8 +142,7 @@ fn a_key_is_worth_nothing_without_the_holders_admission() {
         thief.closed(at_thief).is_some() && b.closed(at_b).is_some()
     });
     let done = all_completed(&thief, at_thief);
-    // Each lane may meet its own refusal.
-    assert!((1..=3).contains(&count(&done, CompletionStatus::RemoteAccess)), "{done:?}");
+    assert_eq!(count(&done, CompletionStatus::RemoteAccess), 1, "{done:?}");
     assert_eq!(count(&done, CompletionStatus::Success), 0);
     assert!(Pair::<Verbs>::bytes(&memory, 0, BYTES) == [0xaa; BYTES]);
 
@@ -222,7 +221,7 @@ fn a_region_that_goes_in_mid_transfer_ends_its_reads_and_serves_nothing_new() {
         assert!(!bytes.contains(&2), "a READ saw what came after the region had gone");
         assert_whole(&done, &bytes, 1);
         let bad = count(&done, CompletionStatus::RemoteAccess);
-        assert!(bad <= 3, "one READ of a lane is refused, the others flushed: {done:?}");
+        assert!(bad <= 1, "one READ is refused, the others are flushed: {done:?}");
         refused += bad;
         succeeded += count(&done, CompletionStatus::Success);
     }

@@ -17,6 +17,8 @@ pub(super) struct Link {
     /// Sequence numbers of the message queue pair, then of the lanes.
     psns: Vec<u32>,
     pub(super) cq: Arc<CompletionQueue>,
+    /// The port's MTU when the link was made, as `IBV_MTU_*`: that of its interface may change.
+    mtu: i32,
     /// Whether the next completion makes an event.
     pub(super) armed: bool,
 }
@@ -50,7 +52,8 @@ impl Link {
             source: std::io::Error::other(error),
             remedy: "allow the getrandom system call in the container's seccomp profile",
         })?;
-        Ok(Self { messages, lanes, psns, cq, armed: false })
+        let mtu = device.context.port(device.port.number)?.active_mtu;
+        Ok(Self { messages, lanes, psns, cq, mtu, armed: false })
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32)> {
@@ -63,7 +66,7 @@ impl Link {
     pub(super) fn hello(&self, device: &Device) -> Hello {
         let mut hello = Hello::new();
         hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
-        hello.mtu = device.port.active_mtu.cast_unsigned();
+        hello.mtu = self.mtu.cast_unsigned();
         hello.reads_issued = device.limits.reads_issued.into();
         hello.reads_served = device.limits.reads_served.into();
         hello.message_bytes = device.port.message_bytes;
@@ -87,7 +90,7 @@ impl Link {
             global: device.port.ethernet || device.port.lid == 0,
             dgid: peer.gid,
             dlid: u16::try_from(peer.lid).unwrap_or(0),
-            mtu: device.port.active_mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
+            mtu: self.mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
             reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
             reads_served: smaller(device.limits.reads_served, peer.reads_issued),
             retries: device.retries,

@@ -98,13 +98,14 @@ a_hang_in_mid_transfer_is_answered_in_time() {
 a_crash_in_mid_transfer_is_answered_in_time() {
     local before out reader since
     save large-of-b 256M
-    before=$(arrived) out=$(sent)
-    : >"$RXE_SHARE/read-back"
-    until_true 60 grown sent "$out" || return 1
+    before=$(arrived)
     get large 2>"$TMPDIR/large.error" &
     reader=$!
     until_true 60 grown arrived "$before" || return 1
-    (($(stat | number pinned) > 0)) || { echo "nothing is lent to host a"; stat; return 1; }
+    out=$(sent)
+    : >"$RXE_SHARE/read-back"
+    until_true 60 grown sent "$out" || return 1
+    until_true 5 eval '[[ $(stat) == *"\"leases\":"[1-9]* ]]' || { echo "nothing is lent"; stat; return 1; }
     kill -0 "$reader" || { echo "the transfer ended before the crash"; return 1; }
     ask crash || return 1
     since=$EPOCHREALTIME
@@ -114,8 +115,8 @@ a_crash_in_mid_transfer_is_answered_in_time() {
 # What host a had under a lease is free when that has expired, and its rank has not moved.
 what_was_lent_comes_back() {
     until_true $((lease_s + allowance_s)) at_rest || { stat; return 1; }
-    echo "observed: at rest; leases expired $(metric 'kvrail_leases_ended_total{end="expired"}')," \
-        "completed $(metric 'kvrail_leases_ended_total{end="completed"}')"
+    echo "observed: at rest; leases expired: $(metric 'kvrail_leases_ended_total{end="expired"}')," \
+        "completed: $(metric 'kvrail_leases_ended_total{end="completed"}')"
     says "$(stat)" '"transport":"verbs"' || return 1
     # A crash is no completion.
     (($(metric 'kvrail_leases_ended_total{end="expired"}') > 0)) || return 1

@@ -10,7 +10,11 @@ default_tests() {
     [[ $1 == pair ]] || echo fabric_tcp
     # They take the device's interface down and the device away: in a guest only.
     case $1/${KVRAIL_RDMA_DEVICE:-} in
-        one/) echo verbs_faults ;;
+        one/)
+            echo verbs_faults
+            # Nodes that die or may not register memory, over RDMA.
+            printf 'processes:%s\n' holder_dies requester_dies rdma_refused
+            ;;
         # What may not land late is the more likely to where packets are under way for long.
         pair/*) echo verbs_faults:memory ;;
     esac
