@@ -145,6 +145,10 @@ pub const EVICTED_MEMORY_MAX: usize = 65_536;
 /// A fetch so soon after the block's eviction counts as a refetch.
 pub const REFETCH_WINDOW: Duration = Duration::from_secs(60);
 
+/// Retransmissions of an RDMA queue pair before its peer counts as gone. The field holds 7, which
+/// means for ever on SoftRoCE.
+pub const RETRIES_MAX: u8 = 6;
+
 const _: () = {
     assert!(RANK_MAX < 32, "ranks are bits of a u32");
     assert!(REQUESTERS_MAX <= u16::MAX as usize + 1, "a RequesterIndex is a u16");

@@ -30,7 +30,7 @@ pub use residency::Reserved;
 pub use transport::TransportChoice;
 
 use crate::event::EventSink;
-use crate::fabric::{Access, Fabric};
+use crate::fabric::Fabric;
 use crate::memory::{HostPool, Mapping};
 use crate::net::GrpcRegistry;
 use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
@@ -142,7 +142,7 @@ impl Node {
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-        let chosen = Chosen::new(&options)?;
+        let chosen = Chosen::new(&options, &residency.pools)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
@@ -157,8 +157,12 @@ impl Node {
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
         let started = match chosen {
-            Chosen::Verbs(fabric) => start_data(*fabric, local, &options, &residency)?,
-            Chosen::Tcp(fabric) => start_data(*fabric, local, &options, &residency)?,
+            Chosen::Verbs(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
+            Chosen::Tcp(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
         };
         let StartedData { handle: data, thread, transport } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
@@ -343,9 +347,9 @@ struct StartedData {
     transport: &'static str,
 }
 
-/// Registers the pools and starts the data thread.
+/// Starts the data thread on a fabric with which the pools are registered.
 fn start_data<F>(
-    fabric: F,
+    (fabric, regions): (F, Vec<PoolRegion>),
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
@@ -353,14 +357,8 @@ fn start_data<F>(
 where
     F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send + 'static,
 {
-    let mut fabric = Faulty::new(fabric, options.fault);
-    let mut regions = Vec::with_capacity(residency.pools.len());
-    for pool in &residency.pools {
-        let mapping: Arc<Mapping> = Arc::clone(pool.mapping());
-        let region = fabric.register(mapping, Access::RemoteRead)?;
-        local.regions.push(RegionEntry::from(&region));
-        regions.push(PoolRegion { pool: pool.id(), region });
-    }
+    let fabric = Faulty::new(fabric, options.fault);
+    local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
     let config = PeerConfig {
         lease: options.lease,
         requester: RequesterConfig {

@@ -165,6 +165,13 @@ pub(crate) fn ranks(client: &Client, blocks: &Blocks) -> (usize, Vec<u8>) {
     (count, ranks)
 }
 
+/// How many of these blocks are on a node with this rank.
+pub(crate) fn with_rank(client: &Client, blocks: &Blocks, rank: u8) -> usize {
+    let page = client.list(Some(&namespace()), None, 4096).unwrap();
+    let ours = page.entries.iter().filter(|entry| blocks.hashes.contains(&entry.hash));
+    ours.filter(|entry| entry.rank.get() == rank).count()
+}
+
 /// All of these blocks are there, with this rank.
 pub(crate) fn assert_rank(client: &Client, blocks: &Blocks, rank: u8) {
     assert_eq!(ranks(client, blocks), (blocks.len(), vec![rank]));
@@ -183,9 +190,24 @@ pub(crate) fn is_lending(client: &Client) -> bool {
     leases(&client.stat().unwrap()) > 0
 }
 
+/// What nodes of these tests move blocks by: they are left to choose, and a device that is there and
+/// works must be chosen.
+#[expect(clippy::disallowed_methods, reason = "a test run names its device in the environment")]
+pub(crate) fn transport() -> &'static str {
+    match std::env::var("KVRAIL_RDMA_DEVICE") {
+        Ok(device) if !device.is_empty() => "verbs",
+        _ => "tcp",
+    }
+}
+
 /// Waits until a node has lent nothing, nothing is pinned, and no memory is taken but that of its
-/// residents.
+/// residents. It must run on the transport that these tests are about.
 pub(crate) fn assert_at_rest(name: &str, client: &Client) {
+    assert_at_rest_over(transport(), name, client);
+}
+
+/// As [`assert_at_rest`], where the transport is another one.
+pub(crate) fn assert_at_rest_over(transport: &str, name: &str, client: &Client) {
     let mut report = StatReport::default();
     until(&format!("{name} is at rest"), || {
         report = client.stat().unwrap();
@@ -195,6 +217,7 @@ pub(crate) fn assert_at_rest(name: &str, client: &Client) {
         let is_theirs = (bytes..=bytes + padding).contains(&used);
         leases(&report) == 0 && report.residents.pinned == 0 && is_theirs
     });
+    assert_eq!(report.node.transport, transport, "{name}");
 }
 
 /// A port that nobody else is given, and on which nobody listens yet.

@@ -112,10 +112,8 @@ impl Connection {
                 }
                 breaks = Some(broken);
             }
-            CompletionStatus::Flushed | CompletionStatus::Unreachable => {
-                told = self.first.take().unwrap_or(CompletionStatus::Flushed);
-            }
-            _ => {}
+            // What fails after that on another lane fails with its connection.
+            _ => told = self.first.take().unwrap_or(CompletionStatus::Flushed),
         }
         let connection = self.id;
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);

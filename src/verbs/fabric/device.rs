@@ -36,6 +36,8 @@ pub(super) struct Device {
     pub(super) segments: u32,
     /// Longest READ, bytes.
     pub(super) read_bytes: u32,
+    /// Retransmissions before a peer counts as gone.
+    pub(super) retries: u8,
 }
 
 impl Device {
@@ -119,6 +121,7 @@ impl Device {
             reads,
             segments,
             read_bytes,
+            retries: config.retries,
         })
     }
 

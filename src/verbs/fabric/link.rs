@@ -20,6 +20,8 @@ pub(super) struct Link {
     /// The peer's pattern, and the path to it, once its hello is known.
     probe: Option<(RemoteSpan, PathEnds)>,
     pub(super) cq: Arc<CompletionQueue>,
+    /// The port's MTU when the link was made, as `IBV_MTU_*`: that of its interface may change.
+    mtu: i32,
     /// Whether the next completion makes an event.
     pub(super) armed: bool,
 }
@@ -53,7 +55,8 @@ impl Link {
             source: std::io::Error::other(error),
             remedy: "allow the getrandom system call in the container's seccomp profile",
         })?;
-        Ok(Self { messages, lanes, psns, probe: None, cq, armed: false })
+        let mtu = device.context.port(device.port.number)?.active_mtu;
+        Ok(Self { messages, lanes, psns, probe: None, cq, mtu, armed: false })
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32)> {
@@ -66,7 +69,7 @@ impl Link {
     pub(super) fn hello(&self, device: &Device) -> Hello {
         let mut hello = Hello::new();
         hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
-        hello.mtu = device.port.active_mtu.cast_unsigned();
+        hello.mtu = self.mtu.cast_unsigned();
         hello.reads_issued = device.limits.reads_issued.into();
         hello.reads_served = device.limits.reads_served.into();
         hello.message_bytes = device.port.message_bytes;
@@ -92,9 +95,10 @@ impl Link {
             global: device.port.ethernet || device.port.lid == 0,
             dgid: peer.gid,
             dlid: u16::try_from(peer.lid).unwrap_or(0),
-            mtu: device.port.active_mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
+            mtu: self.mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
             reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
             reads_served: smaller(device.limits.reads_served, peer.reads_issued),
+            retries: device.retries,
         };
         for (index, (pair, psn)) in self.pairs().enumerate() {
             pair.ready_to_receive(&path, peer.pair(index))?;

@@ -51,7 +51,7 @@ use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
     RegionId, Wake,
 };
-use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
+use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
 use crate::sys::clock::{coarse, now};
 use crate::sys::connections::{Breakable, Broken};
@@ -125,6 +125,10 @@ impl VerbsFabric {
         if config.lanes == 0 || config.lanes > STREAMS_MAX {
             let what = "data queue pairs per connection (at least 1)";
             return Err(FabricError::Limit { what, limit: STREAMS_MAX }.into());
+        }
+        if config.retries > RETRIES_MAX {
+            let (what, limit) = ("retransmissions", RETRIES_MAX.into());
+            return Err(FabricError::Limit { what, limit }.into());
         }
         let device = Device::open(config)?;
         let refused = |call: String| {
