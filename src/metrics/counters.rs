@@ -84,8 +84,8 @@ pub(super) struct Counters {
     peers_opened: Counter,
     peers_closed: ByLabel<Scope, Counter, 4>,
     violations: Counter,
-    registry_answered: ByLabel<RegistryCall, Counter, 4>,
-    registry_failed: ByLabel<RegistryCall, Counter, 4>,
+    registry_answered: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
+    registry_failed: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
     owners: FixedHistogram<7>,
     policy: ByLabel<PolicyKind, Gauge, 4>,
 }

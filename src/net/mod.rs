@@ -5,5 +5,7 @@ mod codec;
 mod grpc;
 pub mod wire;
 
-pub use codec::{decode_keys, decode_node, encode_keys, error_of, status_of};
+pub use codec::{
+    decode_digests, decode_keys, decode_node, encode_digests, encode_keys, error_of, status_of,
+};
 pub use grpc::{GrpcRegistry, RegistryTimeouts};
