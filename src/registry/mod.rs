@@ -42,6 +42,7 @@ pub use calls::{
 pub use directory::{Directory, DirectoryOptions, DirectoryStats};
 pub use fingerprint::{Fingerprint, Partition, PartitionDigest};
 pub use in_process::InProcess;
+pub(crate) use plan::assemble_plan;
 
 use crate::limits;
 use crate::types::Scope;
@@ -168,7 +169,7 @@ pub(crate) fn check_len(what: &str, len: usize, max: usize) -> Result<(), Regist
 }
 
 /// Refuses an address that no node can have.
-fn check_address(address: &str) -> Result<(), RegistryError> {
+pub(crate) fn check_address(address: &str) -> Result<(), RegistryError> {
     let max = limits::REGISTRY_ADDRESS_BYTES_MAX;
     let fits = (1..=max).contains(&address.len());
     if !fits || address.chars().any(|c| c.is_control() || c.is_whitespace()) {

@@ -54,6 +54,21 @@ pub(super) fn sample(owners: &mut Vec<usize>, choice: u64) {
     }
 }
 
+/// As [`assemble`], from owners listed one by one.
+pub(crate) fn assemble_plan<'a>(
+    registry: RegistryEpoch,
+    positions: Vec<Vec<usize>>,
+    known: impl Fn(usize) -> Option<(&'a NodeIdentity, Load)>,
+    choice: u64,
+) -> Plan {
+    let mut lists = OwnerLists::with_capacity(positions.len());
+    for mut owners in positions {
+        sample(&mut owners, choice);
+        lists.push(&owners);
+    }
+    assemble(registry, &lists, known, choice)
+}
+
 /// The plan that these lists make. `known` says who an owner is and how busy.
 pub(super) fn assemble<'a>(
     registry: RegistryEpoch,
