@@ -202,6 +202,11 @@ pub enum Event {
     },
     /// A peer sent what the protocol does not allow; its connection was closed.
     ProtocolViolation,
+    /// The data thread was late by more than a scheduler explains; its peers' deadlines have moved.
+    DataThreadStalled {
+        /// By how much.
+        late: Duration,
+    },
     /// A registry call was answered.
     RegistryAnswered {
         /// Which.

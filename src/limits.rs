@@ -74,6 +74,14 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between pings on an idle connection; three unanswered ones close it.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 
+/// The data thread goes round every second at the latest. A heartbeat older than this is a node that
+/// is not healthy.
+pub const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+
+/// From so much lateness of the data thread on, deadlines of its peers are moved: well above what a
+/// scheduler does to a thread, well below every deadline that a peer could be blamed for.
+pub const OWN_STALL_MIN: Duration = Duration::from_millis(500);
+
 /// Ended leases whose answers a holder remembers per requester, for replayed completions.
 pub const ENDED_LEASES_MAX: usize = 256;
 

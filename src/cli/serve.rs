@@ -16,6 +16,7 @@ use crate::memory::{HugePageSize, PoolOptions, Watermarks};
 use crate::metrics::{GaugeSnapshot, MetricsSink, PoolGauge, RequesterGauge};
 use crate::node::{Inner, Node, NodeError, NodeOptions, RegistryChoice};
 use crate::policy::Policy;
+use crate::protocol::millis;
 use crate::runtime::clock::Clock;
 use crate::runtime::http::{self, Observation, Observed};
 use crate::types::PoolId;
@@ -181,6 +182,7 @@ impl Observed for ObservedNode {
                 requesters: requesters.collect(),
                 connections: now.peers.connected.len() as u64,
                 registry_up: now.registry_up,
+                heartbeat_age: self.inner.heartbeat_age(),
             })
         })
     }
@@ -188,9 +190,12 @@ impl Observed for ObservedNode {
     fn health(&self) -> Observation<'_, (bool, serde_json::Value)> {
         Box::pin(async {
             // A node without its registry still serves what it has: healthy, and said so.
-            let alive = self.inner.is_alive().await;
-            let registry_up = self.inner.registry_up();
-            let body = serde_json::json!({ "healthy": alive, "registry_up": registry_up });
+            let alive = self.inner.is_alive();
+            let body = serde_json::json!({
+                "healthy": alive,
+                "registry_up": self.inner.registry_up(),
+                "heartbeat_age_ms": millis(self.inner.heartbeat_age()),
+            });
             (alive, body)
         })
     }

@@ -37,7 +37,7 @@ use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::{
     NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
 };
-use crate::protocol::{RegionEntry, SecretKey};
+use crate::protocol::{RegionEntry, SecretKey, millis};
 use crate::registry::{
     Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, Partition,
     RegistryEpoch,
@@ -46,7 +46,7 @@ use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
 };
 use crate::runtime::clock::Clock;
-use crate::runtime::data::{self, DataHandle, DataJoin, PeerSnapshot};
+use crate::runtime::data::{self, DataHandle, DataJoin, PeerSnapshot, Stopped};
 use crate::runtime::door::Door;
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
@@ -65,6 +65,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest that a holder may take to answer a lend or a completion.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the data thread may take to say who is connected; it goes round every second at least.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long each part of a node has to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -95,6 +98,7 @@ pub struct Inner {
     data: DataHandle<SocketAddr>,
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
+    clock: Clock,
 }
 
 /// A running node.
@@ -188,6 +192,7 @@ impl Node {
             data,
             announcer: announcer.handle(),
             names: Mutex::default(),
+            clock,
         });
         let (stop_door, stopped) = oneshot::channel::<()>();
         let serving = door.serve(Arc::clone(&inner), async move {
@@ -239,7 +244,9 @@ impl Node {
 impl Inner {
     /// The node's state now.
     pub async fn snapshot(&self) -> NodeSnapshot {
-        let peers = self.data.snapshot().await.unwrap_or_default();
+        // A data thread that hangs is to be seen here, not waited for.
+        let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
+        let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
         let stats = self.residency.store.stats();
         let announcer = self.announcer.state();
         let pools = self.residency.pools.iter().map(|pool| {
@@ -255,6 +262,7 @@ impl Inner {
                 address: self.identity.address.clone(),
                 policy: self.residency.store.config().policy.kind.to_string(),
                 transport: self.transport.to_owned(),
+                heartbeat_age_ms: millis(self.heartbeat_age()).into(),
             },
             pools: pools.collect(),
             residents: ResidentStat {
@@ -297,9 +305,16 @@ impl Inner {
         self.announcer.state().connected
     }
 
-    /// Whether the data thread still runs.
-    pub async fn is_alive(&self) -> bool {
-        self.data.snapshot().await.is_ok()
+    /// Whether the data thread runs and goes round: the bound is [`crate::limits::HEARTBEAT_MAX`].
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.data.is_alive() && self.data.heartbeat().is_steady(self.clock.now())
+    }
+
+    /// How long ago the data thread last went round.
+    #[must_use]
+    pub fn heartbeat_age(&self) -> Duration {
+        self.data.heartbeat().age(self.clock.now())
     }
 }
 

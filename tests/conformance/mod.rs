@@ -39,6 +39,8 @@ pub(crate) trait Harness {
     fn fabric() -> Self::Fabric;
     /// Where others find it.
     fn endpoint(fabric: &Self::Fabric) -> <Self::Fabric as Fabric>::Endpoint;
+    /// Lets a moment pass, where time is not the machine's.
+    fn pass() {}
     /// A place where no fabric is.
     fn nowhere() -> <Self::Fabric as Fabric>::Endpoint;
     /// Memory of zeros.
@@ -80,6 +82,7 @@ impl<H: Harness> End<H> {
     pub(crate) fn poll(&mut self) {
         self.batch.clear();
         let wait = Duration::from_millis(1);
+        H::pass();
         self.fabric.poll(&mut self.batch, wait).unwrap();
         for event in &self.batch.events {
             self.seen.push(match *event {
