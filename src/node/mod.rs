@@ -32,14 +32,15 @@ pub use transport::TransportChoice;
 use crate::event::EventSink;
 use crate::fabric::Fabric;
 use crate::memory::{HostPool, Mapping};
-use crate::net::GrpcRegistry;
+use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::{
     NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
 };
 use crate::protocol::{RegionEntry, SecretKey, millis};
 use crate::registry::{
-    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, RegistryEpoch,
+    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, Partition,
+    RegistryEpoch,
 };
 use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
@@ -82,6 +83,9 @@ pub struct NodeSnapshot {
     pub registry_up: bool,
 }
 
+/// How long a silent node stays listed in a registry on Redis, where no registry of its own decides.
+const REDIS_LEASE: Duration = Duration::from_secs(5);
+
 /// What the node's threads and tasks share.
 #[derive(Debug)]
 pub struct Inner {
@@ -119,6 +123,10 @@ impl Residents for Residency {
 
     fn load(&self) -> Load {
         Load { pause_ms: self.pause_ms(), ..Load::default() }
+    }
+
+    fn digest(&self, partition: Partition) -> Option<u64> {
+        Some(self.digest_of(partition))
     }
 }
 
@@ -171,7 +179,10 @@ impl Node {
             residents: Arc::clone(&residency) as Arc<dyn Residents>,
             hints: Arc::clone(&residency) as Arc<dyn Hints>,
             events: Arc::clone(&sink),
-            options: AnnounceOptions::default(),
+            options: AnnounceOptions {
+                resync_rate: options.announce_rate,
+                ..AnnounceOptions::default()
+            },
         });
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(node, registry, data.clone(), clock, sink));
@@ -391,6 +402,12 @@ fn registry(
         RegistryChoice::Grpc(endpoint) => {
             let registry = GrpcRegistry::new(endpoint, Default::default())?;
             Ok((Arc::new(registry), endpoint.clone()))
+        }
+        RegistryChoice::Redis(servers) => {
+            let salt = u64::from_le_bytes(random()?);
+            let timeouts = RegistryTimeouts::default();
+            let registry = RedisRegistry::new(servers, REDIS_LEASE, timeouts, salt)?;
+            Ok((Arc::new(registry), format!("redis://{}", servers.join(","))))
         }
     }
 }
