@@ -90,8 +90,10 @@ pub(super) struct Counters {
     pauses: Counter,
     shared: Counter,
     owner_missed: Counter,
-    registry_answered: ByLabel<RegistryCall, Counter, 4>,
-    registry_failed: ByLabel<RegistryCall, Counter, 4>,
+    stalls: Counter,
+    stalled_millis: Counter,
+    registry_answered: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
+    registry_failed: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
     owners: FixedHistogram<7>,
     policy: ByLabel<PolicyKind, Gauge, 4>,
 }
@@ -157,6 +159,8 @@ impl Counters {
             pauses: plain("kvrail_pauses_obeyed_total"),
             shared: plain("kvrail_shared_fetch_blocks_total"),
             owner_missed: plain("kvrail_stale_owner_blocks_total"),
+            stalls: plain("kvrail_data_thread_stalls_total"),
+            stalled_millis: plain("kvrail_data_thread_stalled_milliseconds_total"),
             registry_answered: ByLabel::each(RegistryCall::ALL, |it| call(it, "answered")),
             registry_failed: ByLabel::each(RegistryCall::ALL, |it| call(it, "failed")),
             owners: FixedHistogram::new(OWNERS),
@@ -208,6 +212,10 @@ impl Counters {
             Event::PeerConnected => self.peers_opened.increment(1),
             Event::PeerDisconnected { scope } => self.peers_closed.add(scope, 1),
             Event::ProtocolViolation => self.violations.increment(1),
+            Event::DataThreadStalled { late } => {
+                self.stalls.increment(1);
+                self.stalled_millis.increment(u64::try_from(late.as_millis()).unwrap_or(u64::MAX));
+            }
             Event::RegistryAnswered { call } => self.registry_answered.add(call, 1),
             Event::RegistryFailed { call } => self.registry_failed.add(call, 1),
             Event::OwnersSeen { owners } => self.owners.observe(u64::from(owners)),

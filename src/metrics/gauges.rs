@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use metrics::{Gauge, Recorder};
 
@@ -58,6 +59,8 @@ pub struct GaugeSnapshot {
     pub suspended: SuspendedGauge,
     /// Whether the registry answers.
     pub registry_up: bool,
+    /// Since the data thread last went round.
+    pub heartbeat_age: Duration,
 }
 
 /// Leases, and bytes under them.
@@ -73,6 +76,7 @@ pub(super) struct Gauges {
     /// Path, peer, leaving.
     suspended: [Gauge; 3],
     registry_up: Gauge,
+    heartbeat_age: Gauge,
     /// Requesters that a scrape has shown, at most [`limits::REQUESTERS_MAX`]; a holder knows no more.
     requesters: Mutex<BTreeMap<RequesterId, RequesterHandles>>,
 }
@@ -93,6 +97,7 @@ impl Gauges {
             suspended: ["path", "peer", "leaving"]
                 .map(|scope| gauge_of(recorder, "kvrail_suspended_peers", &[("scope", scope)])),
             registry_up: plain("kvrail_registry_up"),
+            heartbeat_age: plain("kvrail_heartbeat_age_seconds"),
             requesters: Mutex::default(),
         }
     }
@@ -110,6 +115,7 @@ impl Gauges {
             gauge.set(count as f64);
         }
         self.registry_up.set(f64::from(u8::from(now.registry_up)));
+        self.heartbeat_age.set(now.heartbeat_age.as_secs_f64());
         for (index, pool) in now.pools.iter().enumerate() {
             let labels = [("pool", &*index.to_string())];
             gauge_of(recorder, "kvrail_pool_used_bytes", &labels).set(pool.used as f64);

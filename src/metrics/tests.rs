@@ -43,7 +43,8 @@ fn after(event: Event) -> Option<Event> {
         Event::Probed { .. } => Event::PauseObeyed,
         Event::PauseObeyed => Event::FetchesShared { blocks },
         Event::FetchesShared { .. } => Event::OwnerMissed { blocks },
-        Event::OwnerMissed { .. } => Event::RegistryAnswered { call },
+        Event::OwnerMissed { .. } => Event::DataThreadStalled { late: Duration::from_millis(700) },
+        Event::DataThreadStalled { .. } => Event::RegistryAnswered { call },
         Event::RegistryAnswered { .. } => Event::RegistryFailed { call },
         Event::RegistryFailed { .. } => Event::OwnersSeen { owners: 2 },
         Event::OwnersSeen { .. } => Event::StoreStarted { policy: PolicyKind::Aged },
@@ -85,6 +86,7 @@ fn busy_snapshot() -> GaugeSnapshot {
         connections: 1,
         suspended: SuspendedGauge { path: 1, peer: 0, leaving: 0 },
         registry_up: true,
+        heartbeat_age: Duration::from_millis(20),
         ..GaugeSnapshot::default()
     };
     now.residents[2] = 7;
@@ -160,7 +162,7 @@ fn no_registry_metric_is_dead_or_unlisted() {
     let now = RegistrySnapshot {
         nodes: 2,
         blocks_by_owners: [1, 2, 0, 0, 0, 0, 0, 9],
-        served: [1, 2, 3, 4],
+        served: [1, 2, 3, 4, 5],
     };
     let values = values(&metrics.render(&now));
     assert_eq!(values["kvrail_registry_blocks{owners=\"8\"}"], 9.0);

@@ -15,16 +15,16 @@ use std::sync::atomic::AtomicU64;
 
 use tokio::task::JoinSet;
 
-use crate::event::EventSink;
+use crate::event::{Event, EventSink, RegistryCall};
 use crate::peer::FetchOutcome;
 use crate::protocol::door::Source;
-use crate::registry::OwnerRegistry;
+use crate::registry::{Missing, OwnerRegistry};
 use crate::route::{Flights, Sources};
 use crate::runtime::clock::Clock;
 use crate::runtime::data::DataHandle;
 use crate::store::Store;
 use crate::sync::{Mutex, lock};
-use crate::types::{BlockHash, Load, NamespaceId, NodeId, Scope};
+use crate::types::{BlockHash, BlockKey, Load, NamespaceId, NodeId, Scope};
 use plan::Lend;
 use shared::Waiter;
 
@@ -198,6 +198,7 @@ impl Fetcher {
             }
             let left_alone =
                 lock(&self.sources).suspended(self.parts.clock.now()).contains(&lend.owner);
+            self.report_missing(wanted, &lend, &got);
             let busy = into.take(&lend, got);
             if left_alone {
                 // It leaves, or is left alone: others are asked at once.
@@ -209,6 +210,32 @@ impl Fetcher {
                 waiting.push_back(Lend { positions: busy, ..lend });
             }
         }
+    }
+
+    /// Tells the registry which blocks an owner was listed for and does not hold. The read does not
+    /// wait for that.
+    fn report_missing(self: &Arc<Self>, wanted: Wanted<'_>, lend: &Lend, got: &[FetchOutcome]) {
+        let namespace = wanted.namespace;
+        let missing = lend.positions.iter().zip(got);
+        let keys: Vec<BlockKey> = missing
+            .filter(|(_, outcome)| **outcome == FetchOutcome::NotFound)
+            .filter_map(|(at, _)| wanted.hashes.get(*at))
+            .map(|hash| BlockKey { namespace, hash: *hash })
+            .collect();
+        if keys.is_empty() {
+            return;
+        }
+        self.parts.sink.emit(Event::OwnerMissed { blocks: keys.len() as u64 });
+        let (fetcher, owner, epoch) = (Arc::clone(self), lend.owner, lend.epoch);
+        tokio::spawn(async move {
+            let call = RegistryCall::Report;
+            let missing = Missing { owner, epoch, keys: &keys };
+            let event = match fetcher.parts.registry.report_missing(missing).await {
+                Ok(_removed) => Event::RegistryAnswered { call },
+                Err(_unheard) => Event::RegistryFailed { call },
+            };
+            fetcher.parts.sink.emit(event);
+        });
     }
 
     async fn run_one(

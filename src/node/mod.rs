@@ -32,15 +32,16 @@ pub use snapshot::NodeSnapshot;
 pub use transport::TransportChoice;
 
 use crate::event::EventSink;
-use crate::fabric::{Access, Fabric};
+use crate::fabric::Fabric;
 use crate::health::BreakerConfig;
 use crate::limits;
 use crate::memory::{HostPool, Mapping, PoolOptions};
-use crate::net::GrpcRegistry;
+use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
 use crate::protocol::{RegionEntry, SecretKey};
 use crate::registry::{
-    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, RegistryEpoch,
+    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, Partition,
+    RegistryEpoch,
 };
 use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
@@ -68,9 +69,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long after its last lease's deadline a node that leaves waits for that lease's end.
 const DRAIN_MARGIN: Duration = Duration::from_secs(1);
-
 /// How long each part of a node has to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a silent node stays listed in a registry on Redis, where no registry of its own decides.
+const REDIS_LEASE: Duration = Duration::from_secs(5);
 
 /// What the node's threads and tasks share.
 #[derive(Debug)]
@@ -84,6 +87,7 @@ pub struct Inner {
     data: DataHandle<SocketAddr>,
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
+    clock: Clock,
 }
 
 /// A running node.
@@ -110,6 +114,10 @@ impl Residents for Residency {
     fn load(&self) -> Load {
         self.lending_load()
     }
+
+    fn digest(&self, partition: Partition) -> Option<u64> {
+        Some(self.digest_of(partition))
+    }
 }
 
 impl Hints for Residency {
@@ -132,7 +140,7 @@ impl Node {
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-        let chosen = Chosen::new(&options)?;
+        let chosen = Chosen::new(&options, &served(&residency)?)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
@@ -147,8 +155,12 @@ impl Node {
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
         let started = match chosen {
-            Chosen::Verbs(fabric) => start_data(*fabric, local, &options, &residency)?,
-            Chosen::Tcp(fabric) => start_data(*fabric, local, &options, &residency)?,
+            Chosen::Verbs(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
+            Chosen::Tcp(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
         };
         let StartedData { handle: data, thread, transport } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
@@ -157,7 +169,10 @@ impl Node {
             residents: Arc::clone(&residency) as Arc<dyn Residents>,
             hints: Arc::clone(&residency) as Arc<dyn Hints>,
             events: Arc::clone(&sink),
-            options: AnnounceOptions::default(),
+            options: AnnounceOptions {
+                resync_rate: options.announce_rate,
+                ..AnnounceOptions::default()
+            },
         });
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(FetcherParts {
@@ -178,6 +193,7 @@ impl Node {
             data,
             announcer: announcer.handle(),
             names: Mutex::default(),
+            clock,
         });
         let (stop_door, stopped) = oneshot::channel::<()>();
         let serving = door.serve(Arc::clone(&inner), async move {
@@ -261,6 +277,20 @@ fn local_node(
     })
 }
 
+/// What peers may read: the pools, and last a page for those who probe the way here. That it is the last
+/// is how they know it. The fabric keeps its memory.
+fn served(residency: &Residency) -> Result<Vec<Arc<HostPool>>, NodeError> {
+    let mut served = residency.pools.clone();
+    served.push(HostPool::create(&PoolOptions {
+        id: PoolId(u16::MAX),
+        bytes: limits::PROBE_BYTES.into(),
+        huge_pages: None,
+        lock: false,
+        numa_node: None,
+    })?);
+    Ok(served)
+}
+
 /// A data thread that runs.
 #[derive(Debug)]
 struct StartedData {
@@ -269,15 +299,9 @@ struct StartedData {
     transport: &'static str,
 }
 
-/// What peers read to find out whether the way here is open.
-const fn probe_page() -> PoolOptions {
-    let bytes = limits::PROBE_BYTES as u64;
-    PoolOptions { id: PoolId(u16::MAX), bytes, huge_pages: None, lock: false, numa_node: None }
-}
-
-/// Registers the pools and the page for probes, and starts the data thread.
+/// Starts the data thread on a fabric with which the pools are registered.
 fn start_data<F>(
-    fabric: F,
+    (fabric, regions): (F, Vec<PoolRegion>),
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
@@ -285,18 +309,8 @@ fn start_data<F>(
 where
     F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send + 'static,
 {
-    let mut fabric = Faulty::new(fabric, options.fault);
-    let mut regions = Vec::with_capacity(residency.pools.len());
-    let page = HostPool::create(&probe_page())?;
-    for pool in &residency.pools {
-        let mapping: Arc<Mapping> = Arc::clone(pool.mapping());
-        let region = fabric.register(mapping, Access::RemoteRead)?;
-        local.regions.push(RegionEntry::from(&region));
-        regions.push(PoolRegion { pool: pool.id(), region });
-    }
-    // Last in the list: that is how peers know it. The fabric keeps the page's memory.
-    let region = fabric.register(Arc::clone(page.mapping()), Access::RemoteRead)?;
-    local.regions.push(RegionEntry::from(&region));
+    let fabric = Faulty::new(fabric, options.fault);
+    local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
     let config = PeerConfig {
         lease: options.lease,
         requester: RequesterConfig {
@@ -337,6 +351,12 @@ fn registry(
         RegistryChoice::Grpc(endpoint) => {
             let registry = GrpcRegistry::new(endpoint, Default::default())?;
             Ok((Arc::new(registry), endpoint.clone()))
+        }
+        RegistryChoice::Redis(servers) => {
+            let salt = u64::from_le_bytes(random()?);
+            let timeouts = RegistryTimeouts::default();
+            let registry = RedisRegistry::new(servers, REDIS_LEASE, timeouts, salt)?;
+            Ok((Arc::new(registry), format!("redis://{}", servers.join(","))))
         }
     }
 }

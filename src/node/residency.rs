@@ -10,7 +10,7 @@ use crate::limits;
 use crate::memory::{HostPool, Reservation, Usage, Watermarks};
 use crate::policy::Origin;
 use crate::protocol::door::EvictedBlock;
-use crate::registry;
+use crate::registry::{Fingerprint, Partition};
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
@@ -62,6 +62,8 @@ pub(super) struct Residency {
     /// What the data thread last said of its lending.
     lent_bytes: AtomicU64,
     lending_pause_ms: AtomicU32,
+    /// By partition: the digest of the residents in it, which the registry compares with its own.
+    digests: Box<[AtomicU64]>,
     /// Blocks stored so far.
     stored: AtomicU64,
     /// By slot: how many blocks had been stored when its resident was. It tells a save that found
@@ -89,6 +91,7 @@ impl Residency {
             evictions: Mutex::default(),
             lent_bytes: AtomicU64::new(0),
             lending_pause_ms: AtomicU32::new(0),
+            digests: Partition::all().map(|_| AtomicU64::new(0)).collect(),
             stored: AtomicU64::new(0),
             stored_at: std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect(),
         }
@@ -211,9 +214,24 @@ impl Residency {
         }
     }
 
+    /// The digest of the residents of a partition.
+    pub(super) fn digest_of(&self, partition: Partition) -> u64 {
+        self.digests.get(partition.index()).map_or(0, |digest| digest.load(Ordering::Acquire))
+    }
+
+    /// A resident came or went: exactly once for each, in whatever order, as the sum does not ask.
+    fn toggle_digest(&self, key: &BlockKey) {
+        let print = Fingerprint::of(key);
+        if let Some(digest) = self.digests.get(print.partition().index()) {
+            // The note of the change, under a lock, comes behind; who sees that sees this.
+            digest.fetch_xor(print.digest(), Ordering::AcqRel);
+        }
+    }
+
     /// Tells the registry what is true of a key now. The state is looked up after the change was
     /// queued, so that of an insert and an eviction that race the later one has the last word.
     fn announce(&self, key: BlockKey) {
+        self.toggle_digest(&key);
         let Some(announcer) = self.announcer.get() else { return };
         announcer.resident(key);
         if self.store.lookup(&key).is_none() {
@@ -222,6 +240,7 @@ impl Residency {
     }
 
     fn withdraw(&self, key: BlockKey) {
+        self.toggle_digest(&key);
         let Some(announcer) = self.announcer.get() else { return };
         announcer.gone(key);
         if self.store.lookup(&key).is_some() {
@@ -281,9 +300,9 @@ impl Residency {
     }
 
     /// How busy this node is with what it lends.
-    pub(super) fn lending_load(&self) -> registry::Load {
+    pub(super) fn lending_load(&self) -> Load {
         let pause_ms = self.lending_pause_ms.load(Ordering::Relaxed).max(self.pause_ms());
-        registry::Load { outstanding_bytes: self.lent_bytes.load(Ordering::Relaxed), pause_ms }
+        Load { outstanding_bytes: self.lent_bytes.load(Ordering::Relaxed), pause_ms }
     }
 
     /// How long others should hold back, milliseconds; 0 without pressure.

@@ -1,12 +1,18 @@
 //! The state of a node at one moment, as `kvrail stat`, the door and metrics show it.
 
+use std::time::Duration;
+
 use super::Inner;
 use crate::health::{BreakerState, Entry};
 use crate::protocol::door::stat::{
     HealthStat, NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
 };
-use crate::runtime::data::PeerSnapshot;
+use crate::protocol::millis;
+use crate::runtime::data::{PeerSnapshot, Stopped};
 use crate::types::{Scope, Timestamp};
+
+/// How long the data thread may take to say who is connected; it goes round every second at least.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of a node at one moment.
 #[derive(Debug, Clone)]
@@ -55,7 +61,9 @@ fn health_stat(entry: &Entry, now: Timestamp) -> HealthStat {
 impl Inner {
     /// The node's state now.
     pub async fn snapshot(&self) -> NodeSnapshot {
-        let peers = self.data.snapshot().await.unwrap_or_default();
+        // A data thread that hangs is to be seen here, not waited for.
+        let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
+        let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
         let stats = self.residency.store.stats();
         let announcer = self.announcer.state();
         let pools = self.residency.pools.iter().map(|pool| {
@@ -71,6 +79,7 @@ impl Inner {
                 address: self.identity.address.clone(),
                 policy: self.residency.store.config().policy.kind.to_string(),
                 transport: self.transport.to_owned(),
+                heartbeat_age_ms: millis(self.heartbeat_age()).into(),
             },
             pools: pools.collect(),
             residents: ResidentStat {
@@ -114,8 +123,15 @@ impl Inner {
         self.announcer.state().connected
     }
 
-    /// Whether the data thread still runs.
-    pub async fn is_alive(&self) -> bool {
-        self.data.snapshot().await.is_ok()
+    /// Whether the data thread runs and goes round: the bound is [`crate::limits::HEARTBEAT_MAX`].
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.data.is_alive() && self.data.heartbeat().is_steady(self.clock.now())
+    }
+
+    /// How long ago the data thread last went round.
+    #[must_use]
+    pub fn heartbeat_age(&self) -> Duration {
+        self.data.heartbeat().age(self.clock.now())
     }
 }

@@ -27,6 +27,7 @@ mod probe;
 mod requester;
 mod requesters;
 mod settle;
+mod stall;
 #[cfg(test)]
 mod tests;
 
@@ -214,7 +215,7 @@ impl<L: Landing> Peers<L> {
                     _ => {}
                 }
                 self.requester.handle_completion(&completion, &*self.sink, now);
-                self.break_and_settle(landing, now);
+                self.break_and_settle(Scope::Path, landing, now);
             }
             FabricEvent::Closed { connection, reason } => {
                 self.handle_closed(connection, reason, landing, now);
@@ -306,7 +307,7 @@ impl<L: Landing> Peers<L> {
     pub fn handle_timeout(&mut self, landing: &mut L, now: Timestamp) {
         self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
         self.resume_held(now);
-        self.break_and_settle(landing, now);
+        self.break_and_settle(Scope::Path, landing, now);
         self.check_silence(now);
         self.cut_expired(now);
         self.raise_proven(landing, now);
@@ -320,9 +321,9 @@ impl<L: Landing> Peers<L> {
         self.requester.resume(|node| up_to(connections, node), &mut self.outbox, now);
     }
 
-    fn break_and_settle(&mut self, landing: &mut L, now: Timestamp) {
+    fn break_and_settle(&mut self, scope: Scope, landing: &mut L, now: Timestamp) {
         while let Some(connection) = self.requester.poll_break() {
-            self.close(connection, Scope::Path);
+            self.close(connection, scope);
         }
         self.settle(landing, now);
     }

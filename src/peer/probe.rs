@@ -77,6 +77,13 @@ impl Probes {
         self.ended.extend(failed.map(|probe| (probe.node, Err(cause))));
     }
 
+    /// This node was late by so much: what it waits for is due later.
+    pub(super) fn put_off(&mut self, late: Duration) {
+        for probe in &mut self.running {
+            probe.deadline = probe.deadline + late;
+        }
+    }
+
     /// A probe that has ended.
     pub(super) fn poll_ended(&mut self) -> Option<(NodeId, Result<(), Cause>)> {
         self.ended.pop()

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::protocol::door::Source;
 use crate::registry::PlanQuery;
 use crate::sync::lock;
-use crate::types::{BlockKey, NodeId, Timestamp};
+use crate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
 
 /// Blocks of one lend: few enough that several leases of one read overlap, so that the holder's
 /// answer to one hides behind the bytes of another.
@@ -18,6 +18,8 @@ const BLOCKS_PER_LEND: usize = 64;
 #[derive(Debug)]
 pub(super) struct Lend {
     pub(super) owner: NodeId,
+    /// The start of it that the registry named.
+    pub(super) epoch: NodeEpoch,
     pub(super) address: String,
     pub(super) positions: Vec<usize>,
 }
@@ -97,7 +99,8 @@ impl Fetcher {
             let owner = other.map(|other| other.owner);
             let chosen = sources.choose(lend.owner, owner, lend.positions.len(), now);
             if let Some(other) = other.filter(|other| other.owner == chosen) {
-                (lend.owner, lend.address) = (other.owner, other.address.clone());
+                lend.owner = other.owner;
+                (lend.epoch, lend.address) = (other.epoch, other.address.clone());
             }
         }
         lends
@@ -152,6 +155,7 @@ impl Fetcher {
             let run = open.get(first..first + segment.count as usize).unwrap_or_default();
             lends.extend(run.chunks(BLOCKS_PER_LEND).map(|positions| Lend {
                 owner: owner.node,
+                epoch: owner.epoch,
                 address: owner.address.clone(),
                 positions: positions.to_vec(),
             }));

@@ -12,4 +12,5 @@ mod handshake;
 mod health;
 mod leases;
 mod reads;
+mod stalls;
 mod stranger;
