@@ -107,6 +107,7 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         rdma_device: peers.rdma_device,
         gid_index: peers.gid_index,
         poll: peers.poll,
+        lease_windows: peers.lease_windows,
         streams: peers.streams,
         pools: pools(&memory),
         capacity: store.capacity,

@@ -69,11 +69,14 @@ impl Chosen {
             device: options.rdma_device.clone(),
             gid_index: options.gid_index,
             lanes: options.streams,
+            lease_windows: options.lease_windows,
             poll: options.poll,
             ..VerbsConfig::default()
         });
         match made {
             Ok(fabric) => Ok(Self::Verbs(Box::new(fabric))),
+            // TCP would serve by the pools' keys, which is what the node was told not to do.
+            Err(error) if options.lease_windows => Err(NodeError::Windows(error)),
             Err(error) if options.transport == TransportChoice::Auto => {
                 tracing::warn!(%error, "no RDMA: this node uses TCP");
                 tcp(options)

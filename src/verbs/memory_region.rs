@@ -8,10 +8,20 @@ use std::sync::Arc;
 
 use super::error::VerbsError;
 use super::protection_domain::ProtectionDomain;
-use crate::fabric::Access;
 use crate::memory::Mapping;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::ibv_mr;
+
+/// What peers may do with a registration, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// Nothing.
+    No,
+    /// READ it by the registration's own key.
+    Whole,
+    /// READ those parts of it that a [`super::MemoryWindow`] is bound to; its own key reads nothing.
+    ByWindows,
+}
 
 /// A registration of a whole mapping. Ended when dropped.
 #[derive(Debug)]
@@ -32,7 +42,7 @@ unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// Registers a mapping. The device may write to it for local work requests; peers may read it
-    /// where `access` says so, and may never write.
+    /// as `served` says, and may never write.
     ///
     /// # Errors
     /// [`VerbsError::Incapable`] for a mapping longer than the device registers at once, else
@@ -40,7 +50,7 @@ impl MemoryRegion {
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         memory: Arc<Mapping>,
-        access: Access,
+        served: Served,
     ) -> Result<Self, VerbsError> {
         let context = domain.context();
         let len = memory.len();
@@ -65,9 +75,10 @@ impl MemoryRegion {
         };
         let pointer = memory.pointer(0, len).map_err(|error| refused(io::Error::other(error)))?;
         let bytes = usize::try_from(len).map_err(|error| refused(io::Error::other(error)))?;
-        let flags = match access {
-            Access::Local => c::IBV_ACCESS_LOCAL_WRITE,
-            Access::RemoteRead => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
+        let flags = match served {
+            Served::No => c::IBV_ACCESS_LOCAL_WRITE,
+            Served::Whole => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
+            Served::ByWindows => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_MW_BIND,
         };
         let library = context.library();
         // SAFETY: the domain is allocated; `pointer` is valid for `bytes` bytes and stays mapped,
@@ -82,6 +93,10 @@ impl MemoryRegion {
         let address = u64::try_from(pointer.as_ptr().addr())
             .map_err(|error| refused(io::Error::other(error)))?;
         Ok(Self { raw, lkey, rkey, address, domain: Arc::clone(domain), memory: Some(memory) })
+    }
+
+    pub(super) fn raw(&self) -> NonNull<ibv_mr> {
+        self.raw
     }
 
     /// The key of local work requests.

@@ -10,8 +10,11 @@ use kvrail::verbs::{VerbsConfig, VerbsFabric};
 
 use crate::conformance::Harness;
 
-/// Three lanes: more than one, and not a power of two.
-pub(crate) struct Verbs;
+/// Three lanes: more than one, and not a power of two. Peers read by windows where `WINDOWS` says so.
+pub(crate) struct VerbsOf<const WINDOWS: bool>;
+
+/// As most nodes are.
+pub(crate) type Verbs = VerbsOf<false>;
 
 /// The device under test; says once that there is none.
 #[expect(clippy::disallowed_methods, reason = "tests take their device from the environment")]
@@ -30,7 +33,7 @@ pub(crate) fn device() -> Option<&'static str> {
 }
 
 #[expect(clippy::unwrap_used, reason = "a harness of tests fails by panicking")]
-impl Harness for Verbs {
+impl<const WINDOWS: bool> Harness for VerbsOf<WINDOWS> {
     type Fabric = VerbsFabric;
 
     fn fabric() -> VerbsFabric {
@@ -38,9 +41,16 @@ impl Harness for Verbs {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             device: device().map(str::to_owned),
             lanes: 3,
+            lease_windows: WINDOWS,
             ..VerbsConfig::default()
         })
         .unwrap()
+    }
+
+    /// SoftRoCE compares a READ with the bounds of the window's region only (`check_rkey` of its
+    /// responder, Linux 6.12).
+    fn windows_have_bounds() -> bool {
+        device().is_some_and(|name| !name.starts_with("rxe"))
     }
 
     fn endpoint(fabric: &VerbsFabric) -> SocketAddr {

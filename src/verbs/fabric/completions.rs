@@ -4,7 +4,7 @@ use super::broken::status;
 use super::connection::{Connection, Stage, Surroundings};
 use super::messages::Frame;
 use super::wr_id::Work;
-use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent};
+use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent, WindowId};
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::ibverbs::ibv_wc;
 
@@ -16,6 +16,11 @@ impl Connection {
     pub(super) fn drain(&mut self, around: &mut Surroundings<'_>, batch: &mut EventBatch) -> bool {
         if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting) {
             return false;
+        }
+        let connection = self.id;
+        if let Some(windows) = self.windows_mut() {
+            let revoked = |window| FabricEvent::Revoked { connection, window };
+            batch.events.extend(windows.take_revoked().map(revoked));
         }
         let mut found = std::mem::take(around.found);
         let any = self.take_completions(&mut found, around, batch);
@@ -88,6 +93,25 @@ impl Connection {
             Some(Work::Probe { slot }) => self.take_probe(slot, status, batch),
             Some(Work::Receive { slot }) if good => self.take_frame(slot, done.byte_len, batch),
             Some(Work::Receive { .. }) => Err(Broken::PEER_CLOSED),
+            Some(Work::Bind { .. }) if good => {
+                let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+                link.messages.release();
+                Ok(())
+            }
+            Some(Work::Invalidate { window }) if good => {
+                let (connection, window) = (self.id, WindowId(window));
+                if self.windows_mut().is_some_and(|windows| windows.ended(window)) {
+                    batch.events.push(FabricEvent::Revoked { connection, window });
+                }
+                Ok(())
+            }
+            Some(Work::Bind { window } | Work::Invalidate { window }) => {
+                if status == CompletionStatus::Flushed {
+                    return Err(Broken::by_read(status));
+                }
+                tracing::error!(window, status = done.status, "a window cannot be bound or ended");
+                Err(Broken::EXHAUSTED)
+            }
             None => {
                 *around.stale += 1;
                 Ok(())

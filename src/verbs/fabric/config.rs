@@ -62,6 +62,8 @@ pub struct VerbsConfig {
     /// Data queue pairs per connection, `1..=`[`STREAMS_MAX`]; the smaller number of both ends
     /// holds. Default: 2.
     pub lanes: usize,
+    /// Whether peers read by windows alone: see [`crate::fabric::Capabilities::windows`]. Default: no.
+    pub lease_windows: bool,
     /// How polls wait. Default: adaptive.
     pub poll: PollMode,
     /// Time for a connection to open. Default: [`HANDSHAKE_TIMEOUT`].
@@ -75,6 +77,7 @@ impl Default for VerbsConfig {
             device: None,
             gid_index: None,
             lanes: 2,
+            lease_windows: false,
             poll: PollMode::default(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::VerbsConfig;
 use super::messages::{RECEIVES, SENDS};
 use super::probe;
-use crate::limits::{READ_BYTES_MAX, READ_SEGMENTS_MAX};
+use crate::limits::{LEASE_WINDOWS, READ_BYTES_MAX, READ_SEGMENTS_MAX};
 use crate::sys::ibverbs::Library;
 use crate::verbs::{
     CompletionChannel, Context, DeviceLimits, GidChoice, MemoryRegion, Port, ProtectionDomain,
@@ -32,6 +32,8 @@ pub(super) struct Device {
     pub(super) lanes: usize,
     /// READs of one connection that may be outstanding; they may all be on one lane.
     pub(super) reads: u32,
+    /// Windows of one connection; 0 where peers read by the regions' keys.
+    pub(super) windows: u16,
     /// Segments of one READ.
     pub(super) segments: u32,
     /// Longest READ, bytes.
@@ -87,8 +89,16 @@ impl Device {
         let lane_count = u32::try_from(lanes).unwrap_or(u32::MAX);
         // All READs may be on one lane, with a marker behind them, and each lane has a marker: the
         // completion queue must hold all that at once, and the messages.
-        let by_completions = limits.completions.saturating_sub(messages + lane_count);
-        let by_queue = limits.work_requests.saturating_sub(1);
+        let windows = if config.lease_windows { LEASE_WINDOWS } else { 0 };
+        if windows > 0 && limits.windows < u32::from(windows) {
+            return Err(incapable(
+                "has no memory windows of type 2, which --lease-windows needs: leave it out, or use \
+                 another device",
+            ));
+        }
+        let binds = binds(windows);
+        let by_completions = limits.completions.saturating_sub(messages + lane_count + binds);
+        let by_queue = limits.work_requests.saturating_sub(1 + binds);
         let reads = READS_MAX.min(by_completions).min(by_queue);
         let segments = u32::try_from(READ_SEGMENTS_MAX).unwrap_or(1).min(limits.read_segments);
         if reads == 0 || segments == 0 || limits.reads_issued == 0 || limits.reads_served == 0 {
@@ -117,17 +127,30 @@ impl Device {
             limits,
             lanes,
             reads,
+            windows,
             segments,
             read_bytes,
         })
     }
 
+    /// Work requests that a lane can have outstanding: all READs, a marker, and what windows need.
+    pub(super) fn lane_requests(&self) -> u32 {
+        self.reads.saturating_add(1).saturating_add(binds(self.windows))
+    }
+
     /// Completions that a connection can have outstanding: all its READs, one marker per lane, all
-    /// its messages. Its completion queue is that deep, and no queue is shared.
+    /// its messages, and what its windows need. Its completion queue is that deep, and no queue is
+    /// shared.
     pub(super) fn completions(&self, lanes: usize) -> u32 {
         let lanes = u32::try_from(lanes).unwrap_or(u32::MAX);
-        self.reads.saturating_add(lanes).saturating_add(u32::from(RECEIVES + SENDS))
+        let messages = u32::from(RECEIVES + SENDS);
+        [lanes, messages, binds(self.windows)].into_iter().fold(self.reads, u32::saturating_add)
     }
+}
+
+/// Requests that so many windows can have outstanding: a bind and the invalidation of each.
+fn binds(windows: u16) -> u32 {
+    2 * u32::from(windows)
 }
 
 fn active_port(context: &Context, ports: u8) -> Result<Port, VerbsError> {

@@ -53,7 +53,8 @@ pub(super) struct Hello {
     pub(super) probe_address: u64,
     /// The pattern's key.
     pub(super) probe_rkey: u32,
-    reserved: u32,
+    /// 1 where it serves by windows, whose keys name their lane; else 0.
+    pub(super) windows: u32,
     /// Its GID.
     pub(super) gid: [u8; 16],
     pairs: [Pair; PAIRS_MAX],
@@ -85,6 +86,7 @@ impl Hello {
             && (1..=255).contains(&hello.reads_served)
             && (2..=1024).contains(&hello.receives)
             && hello.message_bytes >= 1
+            && hello.windows <= 1
             && hello.lid <= u32::from(u16::MAX)
             && pairs.iter().all(|pair| pair.number <= BITS_24 && pair.psn <= BITS_24);
         good.then_some(hello)
@@ -137,7 +139,8 @@ mod tests {
 
     #[test]
     fn fields_out_of_range_are_refused() {
-        let spoil: [fn(&mut Hello); 11] = [
+        let spoil: [fn(&mut Hello); 12] = [
+            |hello| hello.windows = 2,
             |hello| hello.magic[7] = b'D',
             |hello| hello.version = 1,
             |hello| hello.lanes = 0,

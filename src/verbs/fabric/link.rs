@@ -7,12 +7,17 @@ use super::hello::{Hello, random_psn};
 use super::lane::Lane;
 use super::messages::{Messages, RECEIVES, SENDS};
 use super::probe::{PROBE_BYTES, PathEnds};
+use super::windows::Windows;
 use crate::fabric::{FabricError, RemoteSpan};
 use crate::verbs::{CompletionQueue, Path, QueuePair, QueuePairAddress, QueueSizes, VerbsError};
 
 /// One completion queue, one queue pair for messages, and the lanes.
 #[derive(Debug)]
 pub(super) struct Link {
+    /// Made when the peer is admitted. Before the queue pairs, so that they go first.
+    pub(super) windows: Option<Windows>,
+    /// Whether the peer's keys name the lane to read by.
+    pub(super) by_window: bool,
     pub(super) messages: Messages,
     pub(super) lanes: Vec<Lane>,
     /// Sequence numbers of the message queue pair, then of the lanes.
@@ -39,7 +44,8 @@ impl Link {
             Ok::<_, VerbsError>(pair)
         };
         let messages = QueueSizes { sends: SENDS.into(), receives: RECEIVES.into(), segments: 1 };
-        let reads = QueueSizes { sends: device.reads + 1, receives: 0, segments: device.segments };
+        let reads =
+            QueueSizes { sends: device.lane_requests(), receives: 0, segments: device.segments };
         let messages = Messages::new(&device.foyer, pair(&device.foyer, messages)?)?;
         messages.post_receives()?;
         let mut lanes = Vec::with_capacity(count);
@@ -53,7 +59,16 @@ impl Link {
             source: std::io::Error::other(error),
             remedy: "allow the getrandom system call in the container's seccomp profile",
         })?;
-        Ok(Self { messages, lanes, psns, probe: None, cq, armed: false })
+        Ok(Self {
+            windows: None,
+            by_window: false,
+            messages,
+            lanes,
+            psns,
+            probe: None,
+            cq,
+            armed: false,
+        })
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32)> {
@@ -74,6 +89,7 @@ impl Link {
         hello.lid = device.port.lid.into();
         hello.probe_address = device.probe.address();
         hello.probe_rkey = device.probe.rkey();
+        hello.windows = u32::from(device.windows > 0);
         hello.gid = device.choice.gid.raw;
         for (index, (pair, psn)) in self.pairs().enumerate() {
             hello.set_pair(index, QueuePairAddress { number: pair.number(), psn });
@@ -101,6 +117,7 @@ impl Link {
             pair.ready_to_send(&path, psn)?;
         }
         self.messages.grant(peer.receives);
+        self.by_window = peer.windows != 0;
         // The pattern is all that this one can read.
         self.messages.pair().map_or(Ok(()), QueuePair::allow_reads)?;
         let len = u32::try_from(PROBE_BYTES).unwrap_or(0);
@@ -125,7 +142,10 @@ impl Link {
     }
 
     /// Lets the peer READ.
-    pub(super) fn admit(&self) -> Result<(), VerbsError> {
+    pub(super) fn admit(&mut self, device: &Device) -> Result<(), VerbsError> {
+        if device.windows > 0 && self.windows.is_none() {
+            self.windows = Some(Windows::new(&device.domain, device.windows)?);
+        }
         self.lanes.iter().filter_map(Lane::pair).try_for_each(QueuePair::allow_reads)
     }
 }

@@ -30,6 +30,7 @@ mod probe;
 mod regions;
 mod service;
 mod table;
+mod windows;
 mod wr_id;
 
 use std::fmt;
@@ -47,9 +48,10 @@ use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
 use super::gid::GidChoice;
+use super::memory_region::Served;
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
-    RegionId, Wake,
+    RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
@@ -327,14 +329,25 @@ impl Fabric for VerbsFabric {
             reads_outstanding: self.device.reads as usize,
             segments: self.device.segments as usize,
             read_bytes: self.device.read_bytes,
+            windows: self.device.windows,
         }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
-        self.regions.register(&self.device.domain, memory, access)
+        let served = match access {
+            Access::Local => Served::No,
+            Access::RemoteRead if self.device.windows > 0 => Served::ByWindows,
+            Access::RemoteRead => Served::Whole,
+        };
+        self.regions.register(&self.device.domain, memory, served)
     }
 
     fn deregister(&mut self, region: RegionId) {
+        for (_, connection) in self.table.iter_mut() {
+            if let Some(windows) = connection.windows_mut() {
+                windows.forget(region);
+            }
+        }
         self.regions.deregister(region, &mut self.table);
     }
 
@@ -356,7 +369,34 @@ impl Fabric for VerbsFabric {
 
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
         let open = self.table.get(connection).ok_or(FabricError::Closed)?;
-        open.admit().map_err(FabricError::from)
+        let admitted = open.admit(&self.device);
+        if let Err(error) = &admitted {
+            tracing::warn!(%error, "a connection ends");
+            self.with(connection, coarse(), |_, _| Err(Broken::EXHAUSTED));
+        }
+        admitted.map_err(FabricError::from)
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        let open = open.ok_or(FabricError::Closed)?;
+        self.active = true;
+        if self.device.windows == 0 {
+            Ok(span.rkey)
+        } else {
+            open.grant(window, span, &self.regions)
+        }
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        self.active = true;
+        open.ok_or(FabricError::Closed)?.revoke(window)
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {

@@ -1,7 +1,8 @@
-//! How a connection spreads READs over its lanes.
+//! How a connection spreads READs over its lanes: by load, or where a window's key says.
 
 use super::connection::{Connection, Surroundings};
 use super::lane::Lane;
+use super::windows::lane_of;
 use crate::fabric::{CompletionStatus, ReadBatch, ReadWork, RegisteredSpan};
 use crate::sys::connections::Broken;
 
@@ -27,7 +28,11 @@ impl Connection {
             if run >= RUN_READS || run_bytes >= RUN_BYTES {
                 (lane, run, run_bytes) = (None, 0, 0);
             }
-            let at = lane.unwrap_or_else(|| idlest(&link.lanes));
+            let at = match lane {
+                _ if link.by_window => lane_of(work.remote.rkey, link.lanes.len()),
+                Some(lane) => lane,
+                None => idlest(&link.lanes),
+            };
             let part = spans.split_at_checked(usize::from(work.segments));
             let good = part.filter(|(segments, _)| is_valid(work, segments, around));
             let (Some((segments, rest)), Some(to)) = (good, link.lanes.get_mut(at)) else {

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::table::Table;
-use crate::fabric::{Access, ConnectionId, FabricError, Region, RegionId, RegisteredSpan};
+use crate::fabric::{ConnectionId, FabricError, Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::limits::REGIONS_MAX;
 use crate::memory::Mapping;
-use crate::verbs::{MemoryRegion, ProtectionDomain, Segment};
+use crate::verbs::{MemoryRegion, ProtectionDomain, Segment, Served};
 
 /// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
 const REGISTRATIONS_MAX: usize = u16::MAX as usize;
@@ -15,7 +15,7 @@ const REGISTRATIONS_MAX: usize = u16::MAX as usize;
 #[derive(Debug)]
 struct Entry {
     region: Region,
-    access: Access,
+    served: Served,
     memory: MemoryRegion,
 }
 
@@ -49,7 +49,7 @@ impl Regions {
         &mut self,
         domain: &Arc<ProtectionDomain>,
         memory: Arc<Mapping>,
-        access: Access,
+        served: Served,
     ) -> Result<Region, FabricError> {
         if self.entries.len() >= REGIONS_MAX {
             return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
@@ -58,7 +58,7 @@ impl Regions {
             what: "registrations in the life of one fabric",
             limit: REGISTRATIONS_MAX,
         })?;
-        let memory = MemoryRegion::new(domain, memory, access)?;
+        let memory = MemoryRegion::new(domain, memory, served)?;
         let region = Region {
             id: RegionId(id),
             rkey: memory.rkey(),
@@ -66,7 +66,7 @@ impl Regions {
             len: memory.len(),
         };
         self.next += 1;
-        self.entries.push(Entry { region, access, memory });
+        self.entries.push(Entry { region, served, memory });
         Ok(region)
     }
 
@@ -88,7 +88,7 @@ impl Regions {
         }
         let memory = entry.memory.memory().cloned();
         // What peers could read ends here and now; our own READs then fail, and their memory waits.
-        let region = (entry.access == Access::Local).then_some(entry.memory);
+        let region = (entry.served == Served::No).then_some(entry.memory);
         self.graves.push(Grave { _region: region, _memory: memory, waits });
     }
 
@@ -101,6 +101,17 @@ impl Regions {
             });
         }
         self.graves.retain(|grave| !grave.waits.is_empty());
+    }
+
+    /// The region that is served by windows and holds a span, as its owner names it.
+    pub(super) fn served(&self, span: &RemoteSpan) -> Option<(RegionId, &MemoryRegion)> {
+        let holds = |region: &Region| {
+            let offset = span.address.checked_sub(region.address)?;
+            (offset.checked_add(span.len.into())? <= region.len).then_some(())
+        };
+        let mut entries = self.entries.iter().filter(|entry| entry.served == Served::ByWindows);
+        let entry = entries.find(|entry| holds(&entry.region).is_some())?;
+        (span.len > 0).then_some((entry.region.id, &entry.memory))
     }
 
     /// A local span as the device names it; `None` where it is not registered.
