@@ -116,7 +116,7 @@ fn a_key_that_does_not_end_in_time_costs_its_requester_the_connection() {
 
 #[test]
 fn nodes_read_from_each_other_by_windows() {
-    let mut cluster = Cluster::new(3, shape(6));
+    let mut cluster = Cluster::new(3, shape(16));
     cluster.save(A, &[1, 2, 3, 4, 5, 6]);
     for round in 0..20 {
         assert!(cluster.fetch(B, A, &[1, 2, 3, 4, 5, 6]).iter().all(is_ready), "round {round}");
