@@ -5,9 +5,20 @@ mod conformance;
 #[allow(dead_code, reason = "the other tests want no windows")]
 mod rdma;
 
-use rdma::{VerbsOf, device};
+use kvrail::verbs::VerbsConfig;
 
-type Windows = VerbsOf<true>;
+use rdma::{OneDevice, Over, Setup, device};
+
+type Windows = Over<ByWindows>;
+
+/// One device, with windows.
+struct ByWindows;
+
+impl Setup for ByWindows {
+    fn config() -> VerbsConfig {
+        VerbsConfig { lease_windows: true, ..OneDevice::config() }
+    }
+}
 
 /// Makes one `#[test]` per function of the suite, which runs where there is a device.
 macro_rules! on_a_device {

@@ -23,13 +23,14 @@ pub enum Served {
     ByWindows,
 }
 
-/// A registration of a whole mapping. Ended when dropped.
+/// A registration of a mapping, or of a part of it. Ended when dropped.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     lkey: u32,
     rkey: u32,
     address: u64,
+    len: u64,
     domain: Arc<ProtectionDomain>,
     /// `None` only inside `drop`.
     memory: Option<Arc<Mapping>>,
@@ -45,25 +46,27 @@ impl MemoryRegion {
     /// as `served` says, and may never write.
     ///
     /// # Errors
-    /// [`VerbsError::Incapable`] for a mapping longer than the device registers at once, else
-    /// [`VerbsError::Call`].
+    /// [`VerbsError::Call`], also for a mapping longer than the device registers at once.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         memory: Arc<Mapping>,
         served: Served,
     ) -> Result<Self, VerbsError> {
-        let context = domain.context();
         let len = memory.len();
-        let limit = context.limits()?.mr_bytes;
-        if len > limit {
-            return Err(VerbsError::Incapable {
-                device: context.name().to_owned(),
-                lack: format!(
-                    "registers at most {limit} bytes at once, the pool has {len}: use several \
-                     smaller pools"
-                ),
-            });
-        }
+        Self::part(domain, memory, (0, len), served)
+    }
+
+    /// Registers `len` bytes at `offset` of a mapping, as [`Self::new`] registers all of it.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and [`VerbsError::Call`] for bytes outside the mapping.
+    pub fn part(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<Mapping>,
+        (offset, len): (u64, u64),
+        served: Served,
+    ) -> Result<Self, VerbsError> {
+        let context = domain.context();
         let refused = |source| {
             let call = format!("ibv_reg_mr of {len} bytes (memlock limit {})", memlock());
             context.error(
@@ -73,7 +76,8 @@ impl MemoryRegion {
                  CAP_IPC_LOCK",
             )
         };
-        let pointer = memory.pointer(0, len).map_err(|error| refused(io::Error::other(error)))?;
+        let pointer =
+            memory.pointer(offset, len).map_err(|error| refused(io::Error::other(error)))?;
         let bytes = usize::try_from(len).map_err(|error| refused(io::Error::other(error)))?;
         let flags = match served {
             Served::No => c::IBV_ACCESS_LOCAL_WRITE,
@@ -92,7 +96,8 @@ impl MemoryRegion {
         let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
         let address = u64::try_from(pointer.as_ptr().addr())
             .map_err(|error| refused(io::Error::other(error)))?;
-        Ok(Self { raw, lkey, rkey, address, domain: Arc::clone(domain), memory: Some(memory) })
+        let (domain, memory) = (Arc::clone(domain), Some(memory));
+        Ok(Self { raw, lkey, rkey, address, len, domain, memory })
     }
 
     pub(super) fn raw(&self) -> NonNull<ibv_mr> {
@@ -120,7 +125,7 @@ impl MemoryRegion {
     /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.len())
+        self.len
     }
 
     /// Whether it has no byte.
@@ -129,7 +134,7 @@ impl MemoryRegion {
         self.len() == 0
     }
 
-    /// Its memory.
+    /// The mapping, all of it.
     #[must_use]
     pub fn memory(&self) -> Option<&Arc<Mapping>> {
         self.memory.as_ref()

@@ -66,7 +66,7 @@ impl<H: Harness> Lent<H> {
     }
 
     /// A READ that must be refused, which ends the connection.
-    fn is_refused(mut self, remote: RemoteSpan) {
+    fn refuses(mut self, remote: RemoteSpan) {
         let (at_a, read) = (self.pair.at_a, self.read(remote));
         let before = Pair::<H>::bytes(&self.memory, 0, LEN);
         let refused = (read.slot, CompletionStatus::RemoteAccess);
@@ -93,7 +93,7 @@ pub(crate) fn a_key_reads_its_span_and_no_byte_more<H: Harness>() {
         lent.succeeds(RemoteSpan { address: granted.address + 2_999, len: 1, ..granted });
         let address = granted.address - before.min(5_000);
         let outside = RemoteSpan { address, len: granted.len + behind, ..granted };
-        lent.is_refused(outside);
+        lent.refuses(outside);
     }
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn a_regions_own_key_reads_nothing<H: Harness>() {
     let granted = lent.grant(0, 0, 4_096);
     lent.succeeds(granted);
     let own = lent.remote.remote(0, 64).unwrap();
-    lent.is_refused(own);
+    lent.refuses(own);
 }
 
 pub(crate) fn a_key_ends_and_the_others_of_its_peer_go_on<H: Harness>() {
@@ -112,7 +112,7 @@ pub(crate) fn a_key_ends_and_the_others_of_its_peer_go_on<H: Harness>() {
     lent.succeeds(first);
     lent.revoke(0);
     lent.succeeds(second);
-    lent.is_refused(first);
+    lent.refuses(first);
 }
 
 pub(crate) fn a_key_of_another_connection_reads_nothing<H: Harness>() {
@@ -146,7 +146,7 @@ pub(crate) fn a_window_is_granted_again_and_again<H: Harness>(rounds: u32) {
         lent.pair.b.seen.clear();
         last = granted;
     }
-    lent.is_refused(last);
+    lent.refuses(last);
 }
 
 pub(crate) fn a_message_after_a_grant_finds_the_key_at_work<H: Harness>() {
@@ -208,7 +208,7 @@ pub(crate) fn a_deregistration_ends_the_keys_of_its_region<H: Harness>() {
     assert!(weak.upgrade().is_none());
     lent.succeeds(other);
     lent.revoke(9);
-    lent.is_refused(RemoteSpan { rkey, ..own });
+    lent.refuses(RemoteSpan { rkey, ..own });
 }
 
 pub(crate) fn a_closed_connection_takes_its_keys_along<H: Harness>() {
@@ -226,5 +226,5 @@ pub(crate) fn a_closed_connection_takes_its_keys_along<H: Harness>() {
     let fresh = lent.grant(0, 0, 4_096);
     lent.pair.a.seen.clear();
     lent.succeeds(fresh);
-    lent.is_refused(granted);
+    lent.refuses(granted);
 }

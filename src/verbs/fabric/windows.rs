@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use super::lane::Lane;
+use super::nics::Nics;
 use super::regions::Regions;
 use super::wr_id::Work;
 use crate::fabric::{FabricError, RegionId, RemoteSpan, WindowId};
@@ -29,6 +30,8 @@ enum State {
 
 #[derive(Debug)]
 struct Window {
+    /// That of its lane's NIC.
+    domain: Arc<ProtectionDomain>,
     /// `None` once its region is deregistered.
     device: Option<MemoryWindow>,
     state: State,
@@ -40,7 +43,6 @@ struct Window {
 #[derive(Debug)]
 pub(super) struct Windows {
     all: Vec<Window>,
-    domain: Arc<ProtectionDomain>,
     /// Revoked without the device's help.
     revoked: Vec<WindowId>,
 }
@@ -65,14 +67,18 @@ fn no_such() -> FabricError {
 }
 
 impl Windows {
-    pub(super) fn new(domain: &Arc<ProtectionDomain>, count: u16) -> Result<Self, VerbsError> {
-        let all = (0..count)
-            .map(|_| {
-                let (device, region) = (Some(MemoryWindow::new(domain)?), RegionId(0));
-                Ok(Window { device, state: State::Free, region, binds: 0 })
+    pub(super) fn new(nics: &Nics, lanes: &[Lane]) -> Result<Self, VerbsError> {
+        let domains = lanes.iter().cycle().map(|lane| nics.get(lane.rail().nic));
+        let all = domains
+            .take(usize::from(nics.windows))
+            .flatten()
+            .map(|nic| {
+                let (device, region) = (Some(MemoryWindow::new(&nic.domain)?), RegionId(0));
+                let domain = Arc::clone(&nic.domain);
+                Ok(Window { domain, device, state: State::Free, region, binds: 0 })
             })
             .collect::<Result<_, VerbsError>>()?;
-        Ok(Self { all, domain: Arc::clone(domain), revoked: Vec::new() })
+        Ok(Self { all, revoked: Vec::new() })
     }
 
     fn find(&mut self, id: WindowId) -> Option<&mut Window> {
@@ -87,16 +93,15 @@ impl Windows {
         lanes: &[Lane],
         regions: &Regions,
     ) -> Result<u32, FabricError> {
-        let (index, pair) = lane_for(id, lanes)?;
-        let (region, memory) = regions.served(span).ok_or_else(no_such)?;
-        let domain = Arc::clone(&self.domain);
+        let (index, lane, pair) = lane_for(id, lanes)?;
+        let (region, memory) = regions.served(span, lane.rail().nic).ok_or_else(no_such)?;
         let window = self.find(id).ok_or_else(no_such)?;
         if window.state != State::Free {
             return Err(FabricError::Full);
         }
         let device = match window.device.take() {
             Some(device) => device,
-            None => MemoryWindow::new(&domain)?,
+            None => MemoryWindow::new(&window.domain)?,
         };
         let device = window.device.insert(device);
         let old = device.key();
@@ -128,7 +133,7 @@ impl Windows {
             self.revoked.push(id);
             return Ok(());
         };
-        let (_, pair) = lane_for(id, lanes)?;
+        let (_, _, pair) = lane_for(id, lanes)?;
         pair.post_invalidate(Work::Invalidate { window: id.0 }.encode(), device.key())?;
         window.state = State::Ending;
         Ok(())
@@ -160,10 +165,11 @@ impl Windows {
 }
 
 /// The lane of a window, and its queue pair: windows go over the lanes in turn.
-fn lane_for(id: WindowId, lanes: &[Lane]) -> Result<(u32, &QueuePair), FabricError> {
+fn lane_for(id: WindowId, lanes: &[Lane]) -> Result<(u32, &Lane, &QueuePair), FabricError> {
     let index = usize::from(id.0).checked_rem(lanes.len()).ok_or(FabricError::Closed)?;
-    let pair = lanes.get(index).and_then(Lane::pair).ok_or(FabricError::Closed)?;
-    Ok((u32::try_from(index).map_err(|_beyond| FabricError::Closed)?, pair))
+    let lane = lanes.get(index).ok_or(FabricError::Closed)?;
+    let pair = lane.pair().ok_or(FabricError::Closed)?;
+    Ok((u32::try_from(index).map_err(|_beyond| FabricError::Closed)?, lane, pair))
 }
 
 #[cfg(test)]
