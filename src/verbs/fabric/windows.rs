@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_key_names_its_window_and_lane_and_comes_back_late() {
         for lanes in 1..=16_usize {
-            for lane in 0..lanes as u32 {
+            for lane in 0..u32::try_from(lanes).unwrap() {
                 let mut key = 0x1234_5600;
                 let mut seen = Vec::new();
                 for binds in 1.. {
