@@ -89,12 +89,19 @@ impl Connection {
                 let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
                 link.messages.sent(slot);
                 match status {
-                    CompletionStatus::Success if self.stage == Stage::Probe => self.open(batch),
-                    CompletionStatus::Success => {}
-                    CompletionStatus::Unreachable => return Err(self.lost_messages(around)),
-                    _ => return Err(Broken::PEER_CLOSED),
+                    CompletionStatus::Success => Ok(()),
+                    CompletionStatus::Unreachable => {
+                        self.avoid_messages_path(around);
+                        Err(Broken::UNREACHABLE)
+                    }
+                    _ => Err(Broken::PEER_CLOSED),
                 }
-                Ok(())
+            }
+            Some(Work::Probe { slot }) => {
+                if status == CompletionStatus::Unreachable {
+                    self.avoid_messages_path(around);
+                }
+                self.take_probe(slot, status, batch)
             }
             Some(Work::Receive { slot }) if good => {
                 self.take_frame((slot, done.byte_len), around, batch)
@@ -107,21 +114,10 @@ impl Connection {
         }
     }
 
-    /// A SEND was not answered: the path of the messages does not work.
-    fn lost_messages(&mut self, around: &mut Surroundings<'_>) -> Broken {
+    /// The path of the messages does not work.
+    fn avoid_messages_path(&self, around: &mut Surroundings<'_>) {
         let nic = self.link.as_ref().map_or(0, Link::messages_nic);
         around.avoided.add(nic, self.address, around.now);
-        if self.stage == Stage::Probe
-            && let Some(device) = around.nics.get(nic)
-        {
-            tracing::warn!(
-                device = device.name(),
-                gid = device.choice.reason,
-                "a peer that answers over TCP does not answer over RDMA: set --gid-index here or \
-                 there to addresses that reach each other"
-            );
-        }
-        Broken::UNREACHABLE
     }
 
     fn complete_read(
@@ -141,10 +137,8 @@ impl Connection {
                 }
                 breaks = Some(broken);
             }
-            CompletionStatus::Flushed | CompletionStatus::Unreachable => {
-                told = self.first.take().unwrap_or(CompletionStatus::Flushed);
-            }
-            _ => {}
+            // What fails after that on another lane fails with its connection.
+            _ => told = self.first.take().unwrap_or(CompletionStatus::Flushed),
         }
         let connection = self.id;
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);
@@ -186,11 +180,9 @@ impl Connection {
             return Ok(());
         }
         match (frame, self.stage) {
-            (Frame::Ready, Stage::Ready) => self.open(batch),
-            (Frame::Ready, _) | (_, Stage::Ready) => return Err(Broken::VIOLATION),
-            // The peer talks, so it has our READY: its acknowledgement is only late.
-            (_, Stage::Probe) => self.open(batch),
-            _ => {}
+            (Frame::Ready, Stage::Ready) => self.take_ready(batch)?,
+            (_, Stage::Open) if frame != Frame::Ready => {}
+            _ => return Err(Broken::VIOLATION),
         }
         match frame {
             Frame::Message(len) => {

@@ -51,11 +51,11 @@ pub(super) enum Stage {
     Dialing,
     /// We connect: the acceptor's hello must come.
     Welcome,
-    /// We connect: our READY must be acknowledged.
-    Probe,
     /// We accept: the connector's hello must come.
     Greeting,
-    /// We accept: READY must come.
+    /// The peer's pattern must arrive.
+    Probe,
+    /// The peer's READY must come.
     Ready,
     /// Messages.
     Open,
@@ -148,7 +148,7 @@ impl Connection {
 
     /// Whether a peer began it and has not shown yet that it can talk.
     pub(super) fn is_gathering(&self) -> bool {
-        matches!(self.stage, Stage::Greeting | Stage::Ready) && !self.is_broken()
+        self.stage != Stage::Open && !self.announced && !self.is_broken()
     }
 
     /// Whether deadlines are running.
@@ -212,12 +212,30 @@ impl Connection {
         }
     }
 
+    /// What breaks a connection while its path is being verified: however the peer's end shows, the
+    /// path has failed.
+    fn verdict(&self, broken: Broken) -> Broken {
+        let what = match self.stage {
+            Stage::Probe => "its memory could not be read",
+            Stage::Ready => "it did not read ours",
+            _ => return broken,
+        };
+        if !matches!(broken.reason, CloseReason::PeerClosed | CloseReason::Unreachable) {
+            return broken;
+        }
+        if let Some(link) = &self.link {
+            link.warn(what);
+        }
+        Broken::UNREACHABLE
+    }
+
     /// Cuts the peer off from our memory: lanes go to ERR or are destroyed. Only last messages may
     /// still be on their way, where this end closes in order.
     pub(super) fn cut(&mut self, broken: Broken, now: Timestamp) {
         if self.is_broken() {
             return;
         }
+        let broken = self.verdict(broken);
         self.broken = Some(broken);
         self.first = Some(broken.first);
         self.deadline = now + DRAIN_TIMEOUT;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::VerbsConfig;
 use super::messages::{RECEIVES, SENDS};
 use super::pairing::Candidate;
+use super::probe;
 use crate::limits::{READ_SEGMENTS_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::Library;
 use crate::verbs::{
-    CompletionChannel, Context, DeviceLimits, Gid, GidChoice, Port, ProtectionDomain, VerbsError,
-    choose, describe,
+    CompletionChannel, Context, DeviceLimits, Gid, GidChoice, MemoryRegion, Port, ProtectionDomain,
+    VerbsError, choose, describe,
 };
 
 /// READs of one connection that may be outstanding: enough to fill any path with small blocks.
@@ -24,6 +25,9 @@ pub(super) const PART_BYTES_MIN: u32 = 64 << 10;
 pub(super) struct Device {
     pub(super) context: Arc<Context>,
     pub(super) domain: Arc<ProtectionDomain>,
+    /// Where messages and the pattern are: what a peer reaches before it is admitted.
+    pub(super) foyer: Arc<ProtectionDomain>,
+    pub(super) probe: MemoryRegion,
     pub(super) channel: Arc<CompletionChannel>,
     pub(super) port: Port,
     pub(super) choice: GidChoice,
@@ -38,6 +42,8 @@ pub(super) struct Device {
     /// The peer's device that it shall talk to; empty for any.
     pub(super) wish: String,
     wanted_gid: Option<u32>,
+    /// Retransmissions before a peer counts as gone.
+    pub(super) retries: u8,
     /// Whether its port can carry data.
     pub(super) up: bool,
     /// Whether it was taken away.
@@ -82,11 +88,15 @@ impl Device {
             ));
         }
         let domain = ProtectionDomain::new(&context)?;
+        let foyer = ProtectionDomain::new(&context)?;
+        let probe = probe::register(&foyer)?;
         let channel = CompletionChannel::new(&context)?;
         let wish = config.pairs.iter().find(|pair| pair.ours == name);
         Ok(Self {
             context,
             domain,
+            foyer,
+            probe,
             channel,
             port,
             choice,
@@ -97,6 +107,7 @@ impl Device {
             numa: None,
             wish: wish.map(|pair| pair.theirs.clone()).unwrap_or_default(),
             wanted_gid: config.gid_index,
+            retries: config.retries,
             up: true,
             gone: false,
         })

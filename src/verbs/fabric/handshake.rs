@@ -6,12 +6,15 @@
 //! Hello              -- TCP -->     its queue pairs are up
 //!                    <-- TCP --     Hello
 //! its queue pairs are up
-//! READY              -- SEND -->    Accepted
-//! Connected          <- ack of it
+//! reads the pattern  <- READ ->
+//! READY              -- SEND -->
+//!                    <- READ ->     reads the pattern
+//! Connected          <-- SEND --    READY, Accepted
 //! ```
 //!
-//! READY travels as every message does, so a GID that does not work is found here. The socket stays
-//! open: its end is how a peer's death is noticed before any retry counter runs out.
+//! Data flows from each end to the other one before either calls the connection open, so a GID or an
+//! MTU that does not work is found here, and is said with both. The socket stays open: its end is how
+//! a peer's death is noticed before any retry counter runs out.
 
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -20,7 +23,7 @@ use super::hello::{Card, HELLO_BYTES, Hello, Seat};
 use super::link::Link;
 use super::pairing::pair;
 use super::table::Token;
-use crate::fabric::{EventBatch, FabricEvent};
+use crate::fabric::{CompletionStatus, EventBatch, FabricEvent};
 use crate::limits::PING_INTERVAL;
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::{Epoll, Interest, Ready};
@@ -153,7 +156,7 @@ impl Connection {
         if !link.settle(peer) {
             return Err(Broken::VIOLATION);
         }
-        let up = link.connect(around.nics, peer).and_then(|()| link.messages.ready());
+        let up = link.connect(around.nics, peer).and_then(|()| link.start_probe());
         up.map_err(|error| self.exhausted(&error))?;
         self.met(peer, around);
         self.stage = Stage::Probe;
@@ -183,12 +186,48 @@ impl Connection {
         }
     }
 
+    /// The READ of the peer's pattern has ended.
+    pub(super) fn take_probe(
+        &mut self,
+        slot: u8,
+        status: CompletionStatus,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        let arrived = link.messages.probed(slot) && status == CompletionStatus::Success;
+        if self.broken.is_some() || self.stage != Stage::Probe {
+            return Ok(());
+        }
+        if !arrived {
+            return Err(Broken::UNREACHABLE);
+        }
+        link.messages.ready().map_err(|error| self.exhausted(&error))?;
+        if self.announced {
+            self.stage = Stage::Ready;
+        } else {
+            self.open(batch);
+        }
+        Ok(())
+    }
+
+    /// The peer has read our pattern.
+    pub(super) fn take_ready(&mut self, batch: &mut EventBatch) -> Result<(), Broken> {
+        if self.announced {
+            self.open(batch);
+            return Ok(());
+        }
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        link.start_probe().map_err(|error| self.exhausted(&error))?;
+        self.stage = Stage::Probe;
+        Ok(())
+    }
+
     /// The connection is up.
     pub(super) fn open(&mut self, batch: &mut EventBatch) {
         let connection = self.id;
-        batch.events.push(match self.stage {
-            Stage::Ready => FabricEvent::Accepted { connection },
-            _ => FabricEvent::Connected { connection },
+        batch.events.push(match self.announced {
+            false => FabricEvent::Accepted { connection },
+            true => FabricEvent::Connected { connection },
         });
         self.announced = true;
         self.stage = Stage::Open;

@@ -19,7 +19,7 @@ compile_error!("the verbs fabric sends its hello as it lies in memory: little-en
 const MAGIC: [u8; 8] = *b"kvrailRC";
 
 /// Version of the hello and of the frames on the message queue pair. Both ends have the same one.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The message queue pair, and the data queue pairs after it.
 pub(super) const PAIRS_MAX: usize = 1 + STREAMS_MAX;
@@ -42,6 +42,10 @@ pub(super) struct Card {
     wish: [u8; NAME_BYTES],
     /// Its GID.
     pub(super) gid: [u8; 16],
+    /// Where its pattern lies.
+    pub(super) probe_address: u64,
+    /// The pattern's key.
+    pub(super) probe_rkey: u32,
     /// Its NUMA node.
     numa: u32,
     /// Its port's MTU, as `IBV_MTU_*`.
@@ -54,6 +58,7 @@ pub(super) struct Card {
     pub(super) message_bytes: u32,
     /// Its port's local identifier.
     pub(super) lid: u32,
+    reserved: u32,
 }
 
 impl From<&Device> for Card {
@@ -62,12 +67,15 @@ impl From<&Device> for Card {
             name: padded(device.name()),
             wish: padded(&device.wish),
             gid: device.choice.gid.raw,
+            probe_address: device.probe.address(),
+            probe_rkey: device.probe.rkey(),
             numa: device.numa.unwrap_or(NO_NODE),
             mtu: device.port.active_mtu.cast_unsigned(),
             reads_issued: device.limits.reads_issued.into(),
             reads_served: device.limits.reads_served.into(),
             message_bytes: device.port.message_bytes,
             lid: device.port.lid.into(),
+            reserved: 0,
         }
     }
 }
@@ -145,12 +153,13 @@ pub(super) struct Hello {
     pub(super) receives: u32,
     cards: [Card; NICS_MAX],
     pairs: [Pair; PAIRS_MAX],
+    reserved: u32,
 }
 
 /// Length of a hello, bytes.
 pub(super) const HELLO_BYTES: usize = size_of::<Hello>();
 
-const _: () = assert!(HELLO_BYTES == 24 + NICS_MAX * 168 + PAIRS_MAX * 12);
+const _: () = assert!(HELLO_BYTES == 24 + NICS_MAX * 184 + PAIRS_MAX * 12 + 4);
 
 impl Hello {
     /// A hello that tells of these NICs.
@@ -193,6 +202,13 @@ impl Hello {
     pub(super) fn cards(&self) -> &[Card] {
         let count = usize::try_from(self.nics).unwrap_or(usize::MAX);
         self.cards.get(..count).unwrap_or(&self.cards)
+    }
+
+    /// A port's MTU, where it has changed.
+    pub(super) fn set_mtu(&mut self, nic: u8, mtu: i32) {
+        if let Some(card) = self.cards.get_mut(usize::from(nic)) {
+            card.mtu = mtu.cast_unsigned();
+        }
     }
 
     /// The address of a queue pair: 0 is that of messages, data follows.
@@ -241,12 +257,15 @@ mod tests {
                 name: padded("mlx5_0"),
                 wish: padded(""),
                 gid: [1; 16],
+                probe_address: 1 << 40,
+                probe_rkey: 3,
                 numa: NO_NODE,
                 mtu: 5,
                 reads_issued: 16,
                 reads_served: 16,
                 message_bytes: 1 << 20,
                 lid: 0,
+                reserved: 0,
             };
         }
         hello.lanes = 2;
@@ -273,7 +292,7 @@ mod tests {
     fn fields_out_of_range_are_refused() {
         let spoil: [fn(&mut Hello); 16] = [
             |hello| hello.magic[7] = b'D',
-            |hello| hello.version = 1,
+            |hello| hello.version = 2,
             |hello| hello.lanes = 0,
             |hello| hello.lanes = 17,
             |hello| hello.lanes = u32::MAX,

@@ -7,14 +7,19 @@ use super::hello::{Card, Hello, Seat, random_psn};
 use super::lane::{Lane, Rail};
 use super::messages::{Messages, RECEIVES, SENDS};
 use super::nics::Nics;
-use crate::fabric::FabricError;
-use crate::verbs::{CompletionQueue, Path, QueuePair, QueuePairAddress, QueueSizes, VerbsError};
+use super::probe::{PROBE_BYTES, PathEnds};
+use crate::fabric::{FabricError, RemoteSpan};
+use crate::verbs::{
+    CompletionQueue, Path, ProtectionDomain, QueuePair, QueuePairAddress, QueueSizes, VerbsError,
+};
 
 /// The completion queue of a connection on one NIC.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) nic: u8,
     pub(super) cq: Arc<CompletionQueue>,
+    /// The port's MTU when this was made, as `IBV_MTU_*`: that of its interface may change.
+    mtu: i32,
     /// Whether the next completion makes an event.
     pub(super) armed: bool,
     /// Work requests of its lanes that it has room for, parts of READs counted one by one.
@@ -31,6 +36,8 @@ pub(super) struct Link {
     psns: Vec<u32>,
     /// Where those queue pairs are.
     seats: Vec<Seat>,
+    /// The peer's pattern, and the path to it, once its hello is known.
+    probe: Option<(RemoteSpan, PathEnds)>,
 }
 
 impl Link {
@@ -39,7 +46,7 @@ impl Link {
     pub(super) fn new(nics: &Nics, seats: Vec<Seat>, token: u64) -> Result<Self, VerbsError> {
         let lane_count = seats.len().saturating_sub(1);
         let mut queues: Vec<Queue> = Vec::new();
-        let mut pair = |nic: u8, sizes: fn(&Device) -> QueueSizes| {
+        let mut pair = |nic: u8, wants: fn(&Device) -> (&Arc<ProtectionDomain>, QueueSizes)| {
             let device = nics.get(nic).ok_or_else(|| no_such_nic(nic))?;
             let cq = match queues.iter().find(|queue| queue.nic == nic) {
                 Some(queue) => Arc::clone(&queue.cq),
@@ -47,28 +54,28 @@ impl Link {
                     let depth = device.completions(lane_count);
                     let cq = CompletionQueue::new(&device.context, &device.channel, depth, token)?;
                     let (made, depth) = (Arc::clone(&cq), device.reads as usize);
-                    queues.push(Queue { nic, cq: made, armed: false, depth });
+                    let mtu = device.context.port(device.port.number)?.active_mtu;
+                    queues.push(Queue { nic, cq: made, mtu, armed: false, depth });
                     cq
                 }
             };
-            let pair = QueuePair::new(&device.domain, &cq, sizes(device), token)?;
+            let (domain, sizes) = wants(device);
+            let pair = QueuePair::new(domain, &cq, sizes, token)?;
             pair.init(device.port.number)?;
             Ok::<_, VerbsError>((pair, device))
         };
         let (first, lane_seats) = seats.split_first().ok_or_else(|| no_such_nic(0))?;
-        let (messages, device) = pair(first.nic, |_| QueueSizes {
-            sends: SENDS.into(),
-            receives: RECEIVES.into(),
-            segments: 1,
+        let (messages, device) = pair(first.nic, |device| {
+            let (sends, receives) = (SENDS.into(), RECEIVES.into());
+            (&device.foyer, QueueSizes { sends, receives, segments: 1 })
         })?;
-        let messages = Messages::new(&device.domain, messages)?;
+        let messages = Messages::new(&device.foyer, messages)?;
         messages.post_receives()?;
         let mut lanes = Vec::with_capacity(lane_count);
         for (index, seat) in (0..).zip(lane_seats) {
-            let (made, device) = pair(seat.nic, |device| QueueSizes {
-                sends: device.reads + 1,
-                receives: 0,
-                segments: device.segments,
+            let (made, device) = pair(seat.nic, |device| {
+                let (sends, segments) = (device.reads + 1, device.segments);
+                (&device.domain, QueueSizes { sends, receives: 0, segments })
             })?;
             lanes.push(Lane::new(index, made, device.reads as usize));
         }
@@ -78,7 +85,7 @@ impl Link {
             source: std::io::Error::other(error),
             remedy: "allow the getrandom system call in the container's seccomp profile",
         })?;
-        Ok(Self { messages, lanes, queues, psns, seats })
+        Ok(Self { messages, lanes, queues, psns, seats, probe: None })
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32, Seat)> {
@@ -93,6 +100,7 @@ impl Link {
         let mut hello = Hello::new(&nics.devices);
         hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
         hello.receives = RECEIVES.into();
+        self.queues.iter().for_each(|queue| hello.set_mtu(queue.nic, queue.mtu));
         for (index, (pair, psn, seat)) in self.pairs().enumerate() {
             hello.set_pair(index, QueuePairAddress { number: pair.number(), psn }, seat);
         }
@@ -123,7 +131,8 @@ impl Link {
         for (index, (pair, psn, seat)) in self.pairs().enumerate() {
             let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
             let card = peer.cards().get(usize::from(seat.peer));
-            let path = path(device, card.ok_or_else(|| no_such_nic(seat.peer))?);
+            let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
+            let path = path(device, card, self.mtu(seat.nic));
             pair.ready_to_receive(&path, peer.pair(index))?;
             pair.ready_to_send(&path, psn)?;
         }
@@ -133,7 +142,36 @@ impl Link {
             lane.set_rail(Rail { nic: seat.nic, peer: seat.peer, longest: ours.min(theirs) });
         }
         self.messages.grant(peer.receives);
+        // The pattern is all that this one can read.
+        self.messages.pair().map_or(Ok(()), QueuePair::allow_reads)?;
+        let seat = self.seats.first().ok_or_else(|| no_such_nic(0))?;
+        let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
+        let card = peer.cards().get(usize::from(seat.peer));
+        let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
+        let len = u32::try_from(PROBE_BYTES).unwrap_or(0);
+        let span = RemoteSpan { rkey: card.probe_rkey, address: card.probe_address, len };
+        let mtu = path(device, card, self.mtu(seat.nic)).mtu;
+        self.probe = Some((span, PathEnds::new(device, card, mtu)));
         Ok(())
+    }
+
+    fn mtu(&self, nic: u8) -> i32 {
+        self.queues.iter().find(|queue| queue.nic == nic).map_or(0, |queue| queue.mtu)
+    }
+
+    /// Reads the peer's pattern, over the path of messages.
+    pub(super) fn start_probe(&mut self) -> Result<(), VerbsError> {
+        match &self.probe {
+            Some((span, _)) => self.messages.probe(span),
+            None => Ok(()),
+        }
+    }
+
+    /// Says that the path does not work.
+    pub(super) fn warn(&self, what: &str) {
+        if let Some((_, ends)) = &self.probe {
+            ends.warn(what);
+        }
     }
 
     /// Whether a queue pair of it is on this NIC.
@@ -168,7 +206,7 @@ impl Link {
 }
 
 /// The path from a NIC of ours to one of the peer's; of every limit the smaller one holds.
-fn path(device: &Device, peer: &Card) -> Path {
+fn path(device: &Device, peer: &Card, mtu: i32) -> Path {
     let smaller = |ours: u8, theirs: u32| u8::try_from(theirs).map_or(ours, |it| it.min(ours));
     Path {
         port: device.port.number,
@@ -176,9 +214,10 @@ fn path(device: &Device, peer: &Card) -> Path {
         global: device.port.ethernet || device.port.lid == 0,
         dgid: peer.gid,
         dlid: u16::try_from(peer.lid).unwrap_or(0),
-        mtu: device.port.active_mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
+        mtu: mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
         reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
         reads_served: smaller(device.limits.reads_served, peer.reads_issued),
+        retries: device.retries,
     }
 }
 
