@@ -47,7 +47,7 @@ fn pool() -> Arc<Mapping> {
 fn fabric(lanes: usize, poll: PollMode) -> VerbsFabric {
     VerbsFabric::new(&VerbsConfig {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        device: std::env::var("KVRAIL_RDMA_DEVICE").ok(),
+        devices: std::env::var("KVRAIL_RDMA_DEVICE").into_iter().collect(),
         lanes,
         poll,
         ..VerbsConfig::default()
