@@ -39,6 +39,8 @@ pub(crate) trait Harness {
     fn fabric() -> Self::Fabric;
     /// Where others find it.
     fn endpoint(fabric: &Self::Fabric) -> <Self::Fabric as Fabric>::Endpoint;
+    /// Lets a moment pass, where time is not the machine's.
+    fn pass() {}
     /// A place where no fabric is.
     fn nowhere() -> <Self::Fabric as Fabric>::Endpoint;
     /// Memory of zeros.
@@ -89,6 +91,7 @@ impl<H: Harness> End<H> {
     /// Polls once, waiting at most so long.
     pub(crate) fn poll_for(&mut self, wait: Duration) {
         self.batch.clear();
+        H::pass();
         self.fabric.poll(&mut self.batch, wait).unwrap();
         for event in &self.batch.events {
             self.seen.push(match *event {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use kvrail::cli::cluster::{Cluster, Process};
@@ -11,6 +12,7 @@ use kvrail::protocol::door::Source;
 use kvrail::protocol::door::stat::StatReport;
 use kvrail::runtime::deadline::Deadline;
 use kvrail::types::{BlockHash, Namespace, NodeId};
+use rustix::net::{AddressFamily, SocketType};
 
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_kvrail");
@@ -216,6 +218,30 @@ pub(crate) fn assert_at_rest_over(transport: &str, name: &str, client: &Client) 
         leases(&report) == 0 && report.residents.pinned == 0 && is_theirs
     });
     assert_eq!(report.node.transport, transport, "{name}");
+}
+
+/// A port that nobody else is given, and on which nobody listens yet.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) address: SocketAddr,
+    _bound: OwnedFd,
+}
+
+impl Port {
+    pub(crate) fn new() -> Self {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        // A listener with the same option may bind the port as long as this one does not listen.
+        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
+        Self { address, _bound: socket }
+    }
+
+    /// A registry that listens there.
+    pub(crate) fn registry(&self, cluster: &Cluster, arguments: &[&str]) -> Process {
+        let listen = self.address.to_string();
+        cluster.registry("registry", &[&["--listen", &listen], arguments].concat()).unwrap()
+    }
 }
 
 /// `GET path` of a metrics port: status and body.
