@@ -307,6 +307,9 @@ impl VerbsFabric {
                     return Ok(true);
                 }
             }
+            // What is waited for may need this processor: a software device works in kernel threads,
+            // and the scheduler lets a thread that spins finish its slice of milliseconds.
+            std::thread::yield_now();
             at = coarse();
             if at >= self.next_service && self.service(Duration::ZERO, batch)? {
                 return Ok(true);
