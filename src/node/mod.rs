@@ -229,7 +229,7 @@ impl Inner {
     /// The node's state now.
     pub async fn snapshot(&self) -> NodeSnapshot {
         let peers = self.data.snapshot().await.unwrap_or_default();
-        let stats = self.residency.store.stats();
+        let stats = self.residency.count().await;
         let announcer = self.announcer.state();
         let pools = self.residency.pools.iter().map(|pool| {
             let usage = pool.usage();
