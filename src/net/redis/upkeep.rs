@@ -119,9 +119,11 @@ impl RedisRegistry {
         if news {
             *lock(&self.nodes) = None;
         }
-        let drifted = if number == 0 { Vec::new() } else { self.drifted(owner, heartbeat).await? };
+        // The node is registered, whatever becomes of the rest: a part of a cluster may be down.
+        let drifted = if number == 0 { Ok(Vec::new()) } else { self.drifted(owner, heartbeat).await };
+        let drifted = drifted.unwrap_or_default();
         if presence == "here" {
-            self.sweep().await?;
+            self.sweep().await.ok();
         }
         let registration =
             Registration { registry: RegistryEpoch(epoch), number, lease: self.lease };
