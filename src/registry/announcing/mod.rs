@@ -390,7 +390,8 @@ impl Announcing {
             };
             digests = self.drift.due().into_iter().filter_map(read).collect();
             // Looked at behind the digests: a change between is found here.
-            match lock(pending).partitions(limits::REGISTRY_BATCH_MAX) {
+            let busy = lock(pending).partitions(limits::REGISTRY_BATCH_MAX);
+            match busy {
                 Some(busy) => digests.retain(|told| !busy.contains(told.partition)),
                 None => digests.clear(),
             }

@@ -14,7 +14,7 @@ use crate::types::{BlockHash, NamespaceId};
 const KEYS: u32 = 64;
 
 /// Seeds of one run.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 60;
 
 /// After so long a sender gives a call up.
 const PATIENCE: Duration = Duration::from_millis(30);
@@ -44,20 +44,31 @@ impl Random {
     }
 }
 
-#[derive(Debug, Default)]
-struct Truth(StdMutex<BTreeSet<u32>>);
+#[derive(Debug)]
+struct Truth {
+    held: StdMutex<BTreeSet<u32>>,
+    prints: Vec<Fingerprint>,
+}
+
+impl Truth {
+    fn new() -> Self {
+        let prints = (0..KEYS).map(|number| Fingerprint::of(&key(number))).collect();
+        Self { held: StdMutex::default(), prints }
+    }
+}
 
 impl Residents for Truth {
     fn list(&self, cursor: u32, max: usize, out: &mut Vec<BlockKey>) -> Option<u32> {
         let end = cursor.saturating_add(u32::try_from(max).unwrap()).min(KEYS);
-        out.extend(self.0.lock().unwrap().range(cursor..end).map(|number| key(*number)));
+        out.extend(self.held.lock().unwrap().range(cursor..end).map(|number| key(*number)));
         (end < KEYS).then_some(end)
     }
 
     fn digest(&self, partition: Partition) -> Option<u64> {
-        let held = self.0.lock().unwrap();
-        let prints = held.iter().map(|number| Fingerprint::of(&key(*number)));
-        let here = prints.filter(|print| print.partition() == partition);
+        let held = self.held.lock().unwrap();
+        let numbered = (0..).zip(&self.prints);
+        let here = numbered.filter(|(_, print)| print.partition() == partition);
+        let here = here.filter(|(number, _)| held.contains(number)).map(|(_, print)| print);
         Some(here.fold(0, |sum, print| sum ^ print.digest()))
     }
 }
@@ -118,7 +129,7 @@ impl World {
             directory: directory(1),
             announcing: Announcing::new(&identity(), options),
             pending: Mutex::new(Pending::new(options.pending_max)),
-            truth: Truth::default(),
+            truth: Truth::new(),
             underway: Vec::new(),
             faults: true,
             most_underway: 0,
@@ -127,7 +138,7 @@ impl World {
 
     fn flip(&mut self) {
         let number = u32::try_from(self.random.below(KEYS.into())).unwrap();
-        let mut held = self.truth.0.lock().unwrap();
+        let mut held = self.truth.held.lock().unwrap();
         let resident = held.insert(number);
         if !resident {
             held.remove(&number);
@@ -139,7 +150,8 @@ impl World {
     /// What befalls the registry.
     fn harm(&mut self) {
         let keys = [key(u32::try_from(self.random.below(KEYS.into())).unwrap())];
-        match self.random.below(8) {
+        let least = if self.faults { 0 } else { 1 };
+        match least + self.random.below(8 - least) {
             0 => {
                 self.epoch += 1;
                 self.directory = directory(self.epoch);
@@ -300,17 +312,20 @@ fn whatever_is_lost_late_or_repeated_the_registry_ends_with_the_truth() {
             world.run_for(span);
         }
         world.faults = false;
-        world.run_for(Duration::from_secs(5));
+        world.run_for(Duration::from_secs(2));
+        // Nothing but the digests tells of these.
+        (0..8).for_each(|_| world.harm());
+        world.run_for(Duration::from_secs(3));
         let pending = world.pending.lock().unwrap();
         assert_eq!(pending.len(), 0, "seed {seed}");
         drop(pending);
-        let truth = world.truth.0.lock().unwrap().clone();
+        let truth = world.truth.held.lock().unwrap().clone();
         assert_eq!(world.listed(), truth, "seed {seed}: {:?}", world.announcing);
         let (full, partial) = world.announcing.resyncs();
         seen = (seen.0 + full, seen.1 + partial, seen.2.max(world.most_underway));
     }
     let (full, partial, underway) = seen;
-    assert!(full > SEEDS && partial > SEEDS / 2 && underway > 4, "hardly tried: {seen:?}");
+    assert!(full >= SEEDS && partial >= SEEDS && underway > 4, "hardly tried: {seen:?}");
 }
 
 #[test]
