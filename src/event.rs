@@ -74,11 +74,14 @@ pub enum RegistryCall {
     Plan,
     /// Still here.
     Heartbeat,
+    /// An owner does not hold what it is listed for.
+    Report,
 }
 
 impl RegistryCall {
     /// All calls.
-    pub const ALL: [Self; 4] = [Self::Announce, Self::Withdraw, Self::Plan, Self::Heartbeat];
+    pub const ALL: [Self; 5] =
+        [Self::Announce, Self::Withdraw, Self::Plan, Self::Heartbeat, Self::Report];
 
     /// The name that metrics use.
     #[must_use]
@@ -88,6 +91,7 @@ impl RegistryCall {
             Self::Withdraw => "withdraw",
             Self::Plan => "plan",
             Self::Heartbeat => "heartbeat",
+            Self::Report => "report",
         }
     }
 }

@@ -4,7 +4,6 @@
 //! `KVRAIL_RDMA_NETDEV`, which a test takes down; the other two are on the two ends of one wire, so that
 //! each reaches itself and the other. Without it the tests say that they are skipped.
 #![expect(
-    clippy::disallowed_methods,
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
     reason = "helpers of tests: they fail by panicking, sizes are small, a wait has a deadline"
@@ -15,36 +14,58 @@ mod conformance;
 mod rdma;
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kvrail::fabric::{Access, CloseReason, CompletionStatus, Fabric, Region};
+use kvrail::memory::Mapping;
 use kvrail::verbs::{NicPair, VerbsConfig, VerbsFabric};
 
-use conformance::{End, Pair, Random, Read, Seen, pump, span};
-use rdma::{Over, Setup, listening};
+use conformance::{End, Harness, Pair, Random, Read, Seen, pump, span};
+use rdma::{Verbs, config, setting};
 
 /// The longest registration in these tests: regions of a few MiB are many of them.
 const CHUNK: u64 = 128 << 10;
 
-/// Two devices on one wire, regions in chunks.
-struct TwoNics;
+/// Fabrics over the two devices on one wire, with regions in chunks.
+struct Nics;
 
-impl Setup for TwoNics {
-    fn config() -> VerbsConfig {
-        VerbsConfig { lanes: 3, ..over(&wire()) }
+impl Harness for Nics {
+    type Fabric = VerbsFabric;
+
+    fn fabric() -> VerbsFabric {
+        VerbsFabric::new(&VerbsConfig { lanes: 3, ..over(&wire()) }).unwrap()
+    }
+
+    fn endpoint(fabric: &VerbsFabric) -> SocketAddr {
+        Verbs::endpoint(fabric)
+    }
+
+    fn nowhere() -> SocketAddr {
+        Verbs::nowhere()
+    }
+
+    fn memory(len: u64) -> Arc<Mapping> {
+        Verbs::memory(len)
+    }
+
+    fn write(memory: &Mapping, offset: u64, bytes: &[u8]) {
+        Verbs::write(memory, offset, bytes);
+    }
+
+    fn read(memory: &Mapping, offset: u64, len: usize) -> Vec<u8> {
+        Verbs::read(memory, offset, len)
     }
 }
 
-every_test_on_a_device!(Over<TwoNics>, devices);
-
-type Nics = Over<TwoNics>;
+every_test_on_a_device!(Nics, devices);
 
 /// The three devices; says once that there are none.
 fn devices() -> Option<[&'static str; 3]> {
     static DEVICES: OnceLock<Option<[&str; 3]>> = OnceLock::new();
     *DEVICES.get_or_init(|| {
-        let named = std::env::var("KVRAIL_RDMA_NICS").unwrap_or_default().leak();
+        let named = setting("KVRAIL_RDMA_NICS").unwrap_or_default().leak();
         let names: Vec<&str> = named.split_whitespace().collect();
         if names.is_empty() {
             let line = b"SKIPPED: KVRAIL_RDMA_NICS names no RDMA devices; nothing was tested\n";
@@ -64,13 +85,17 @@ fn over(names: &[&str]) -> VerbsConfig {
     VerbsConfig {
         devices: names.iter().map(|name| (*name).to_owned()).collect(),
         chunk_bytes: CHUNK,
-        ..VerbsConfig::default()
+        ..config("", 2)
     }
+}
+
+fn open(config: VerbsConfig) -> VerbsFabric {
+    VerbsFabric::new(&config).unwrap()
 }
 
 /// Two connected fabrics, admitted at both ends.
 fn between(a: VerbsConfig, b: VerbsConfig) -> Pair<Nics> {
-    let mut pair: Pair<Nics> = Pair::between(End::of(listening(a)), End::of(listening(b)));
+    let mut pair: Pair<Nics> = Pair::between(End::of(open(a)), End::of(open(b)));
     pair.a.fabric.admit(pair.at_a).unwrap();
     pair.b.fabric.admit(pair.at_b).unwrap();
     pair
@@ -93,7 +118,7 @@ fn sent(device: &str) -> u64 {
 
 /// Packets that crossed the wire, in either direction. What a device sends to itself does not.
 fn crossed() -> u64 {
-    let devices = std::env::var("KVRAIL_TEST_NETDEVS").unwrap();
+    let devices = setting("KVRAIL_TEST_NETDEVS").unwrap();
     let sent = |name| number(&format!("/sys/class/net/{name}/statistics/tx_packets"));
     devices.split_whitespace().map(sent).sum()
 }
@@ -257,7 +282,7 @@ fn reads_in_many_parts_fill_the_queues_and_all_arrive() {
 fn a_lost_nic_takes_its_connections_and_another_one_carries_on() {
     let Some([lone, other, _]) = devices() else { return };
     let _alone = alone();
-    let netdev = std::env::var("KVRAIL_RDMA_NETDEV").unwrap();
+    let netdev = setting("KVRAIL_RDMA_NETDEV").unwrap();
     let names = [lone, other];
     let mut pair = between(over(&names), over(&names));
     let source = Random::new(7).bytes(LEN);
@@ -330,7 +355,7 @@ fn uses_again(pair: &mut Pair<Nics>, device: &str) {
 #[test]
 fn without_names_the_devices_of_the_highest_speed_are_taken() {
     let Some([lone, first, second]) = devices() else { return };
-    let fabric: VerbsFabric = listening(VerbsConfig::default());
+    let fabric: VerbsFabric = open(VerbsConfig::default());
     let taken = fabric.device_names();
     assert!(taken.contains(&first) && taken.contains(&second), "{taken:?}");
     let rate = |name: &str| {

@@ -5,20 +5,9 @@ mod conformance;
 #[allow(dead_code, reason = "the other tests want no windows")]
 mod rdma;
 
-use kvrail::verbs::VerbsConfig;
+use rdma::{Lanes, device};
 
-use rdma::{OneDevice, Over, Setup, device};
-
-type Windows = Over<ByWindows>;
-
-/// One device, with windows.
-struct ByWindows;
-
-impl Setup for ByWindows {
-    fn config() -> VerbsConfig {
-        VerbsConfig { lease_windows: true, ..OneDevice::config() }
-    }
-}
+type Windows = Lanes<3, true>;
 
 /// Makes one `#[test]` per function of the suite, which runs where there is a device.
 macro_rules! on_a_device {

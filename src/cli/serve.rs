@@ -91,7 +91,8 @@ fn from_node(error: NodeError) -> CliError {
 }
 
 fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
-    let ServeConfig { peers, door, memory, store, lease, registry, process: _, fault } = config;
+    let ServeConfig { peers, door, memory, store, lease, registry, announce_rate, .. } = config;
+    let fault = config.fault;
     let watermarks = Watermarks::new(
         u16::from(memory.watermark_high.get()) * 10,
         u16::from(memory.watermark_low.get()) * 10,
@@ -123,9 +124,13 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         lease_margin: lease.margin,
         transfer_timeout: peers.transfer_timeout,
         registry: match registry {
-            Some(url) => RegistryChoice::Grpc(url.as_str().to_owned()),
+            Some(url) if url.redis_servers().is_empty() => {
+                RegistryChoice::Grpc(url.as_str().to_owned())
+            }
+            Some(url) => RegistryChoice::Redis(url.redis_servers().to_vec()),
             None => RegistryChoice::Alone,
         },
+        announce_rate,
         socket: door.socket,
         socket_mode: door.mode.0,
         fault: fault.map(|spec| spec.parse()).transpose().map_err(CliError::usage)?,

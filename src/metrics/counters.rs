@@ -86,8 +86,8 @@ pub(super) struct Counters {
     violations: Counter,
     stalls: Counter,
     stalled_millis: Counter,
-    registry_answered: ByLabel<RegistryCall, Counter, 4>,
-    registry_failed: ByLabel<RegistryCall, Counter, 4>,
+    registry_answered: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
+    registry_failed: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
     owners: FixedHistogram<7>,
     policy: ByLabel<PolicyKind, Gauge, 4>,
 }

@@ -153,7 +153,7 @@ pub const REGISTRY_FAMILIES: [Family; 3] = [
     ),
     counter(
         "kvrail_registry_served_total",
-        "Calls answered, by {call}: announce, withdraw, plan or heartbeat",
+        "Calls answered, by {call}: announce, withdraw, plan, heartbeat or report",
     ),
 ];
 

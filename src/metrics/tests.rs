@@ -155,7 +155,7 @@ fn no_registry_metric_is_dead_or_unlisted() {
     let now = RegistrySnapshot {
         nodes: 2,
         blocks_by_owners: [1, 2, 0, 0, 0, 0, 0, 9],
-        served: [1, 2, 3, 4],
+        served: [1, 2, 3, 4, 5],
     };
     let values = values(&metrics.render(&now));
     assert_eq!(values["kvrail_registry_blocks{owners=\"8\"}"], 9.0);

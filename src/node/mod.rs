@@ -30,16 +30,17 @@ pub use residency::Reserved;
 pub use transport::TransportChoice;
 
 use crate::event::EventSink;
-use crate::fabric::{Access, Fabric};
+use crate::fabric::Fabric;
 use crate::memory::{HostPool, Mapping};
-use crate::net::GrpcRegistry;
+use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::{
     NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
 };
 use crate::protocol::{RegionEntry, SecretKey, millis};
 use crate::registry::{
-    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, RegistryEpoch,
+    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, Partition,
+    RegistryEpoch,
 };
 use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
@@ -82,6 +83,9 @@ pub struct NodeSnapshot {
     pub registry_up: bool,
 }
 
+/// How long a silent node stays listed in a registry on Redis, where no registry of its own decides.
+const REDIS_LEASE: Duration = Duration::from_secs(5);
+
 /// What the node's threads and tasks share.
 #[derive(Debug)]
 pub struct Inner {
@@ -120,6 +124,10 @@ impl Residents for Residency {
     fn load(&self) -> Load {
         Load { pause_ms: self.pause_ms(), ..Load::default() }
     }
+
+    fn digest(&self, partition: Partition) -> Option<u64> {
+        Some(self.digest_of(partition))
+    }
 }
 
 impl Hints for Residency {
@@ -142,7 +150,7 @@ impl Node {
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-        let chosen = Chosen::new(&options)?;
+        let chosen = Chosen::new(&options, &residency.pools)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
@@ -157,8 +165,12 @@ impl Node {
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
         let started = match chosen {
-            Chosen::Verbs(fabric) => start_data(*fabric, local, &options, &residency)?,
-            Chosen::Tcp(fabric) => start_data(*fabric, local, &options, &residency)?,
+            Chosen::Verbs(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
+            Chosen::Tcp(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
         };
         let StartedData { handle: data, thread, transport } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
@@ -167,7 +179,10 @@ impl Node {
             residents: Arc::clone(&residency) as Arc<dyn Residents>,
             hints: Arc::clone(&residency) as Arc<dyn Hints>,
             events: Arc::clone(&sink),
-            options: AnnounceOptions::default(),
+            options: AnnounceOptions {
+                resync_rate: options.announce_rate,
+                ..AnnounceOptions::default()
+            },
         });
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(node, registry, data.clone(), clock, sink));
@@ -236,7 +251,7 @@ impl Inner {
         // A data thread that hangs is to be seen here, not waited for.
         let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
         let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
-        let stats = self.residency.store.stats();
+        let stats = self.residency.count().await;
         let announcer = self.announcer.state();
         let pools = self.residency.pools.iter().map(|pool| {
             let usage = pool.usage();
@@ -343,9 +358,9 @@ struct StartedData {
     transport: &'static str,
 }
 
-/// Registers the pools and starts the data thread.
+/// Starts the data thread on a fabric with which the pools are registered.
 fn start_data<F>(
-    fabric: F,
+    (fabric, regions): (F, Vec<PoolRegion>),
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
@@ -353,14 +368,8 @@ fn start_data<F>(
 where
     F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send + 'static,
 {
-    let mut fabric = Faulty::new(fabric, options.fault);
-    let mut regions = Vec::with_capacity(residency.pools.len());
-    for pool in &residency.pools {
-        let mapping: Arc<Mapping> = Arc::clone(pool.mapping());
-        let region = fabric.register(mapping, Access::RemoteRead)?;
-        local.regions.push(RegionEntry::from(&region));
-        regions.push(PoolRegion { pool: pool.id(), region });
-    }
+    let fabric = Faulty::new(fabric, options.fault);
+    local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
     let config = PeerConfig {
         lease: options.lease,
         requester: RequesterConfig {
@@ -393,6 +402,12 @@ fn registry(
         RegistryChoice::Grpc(endpoint) => {
             let registry = GrpcRegistry::new(endpoint, Default::default())?;
             Ok((Arc::new(registry), endpoint.clone()))
+        }
+        RegistryChoice::Redis(servers) => {
+            let salt = u64::from_le_bytes(random()?);
+            let timeouts = RegistryTimeouts::default();
+            let registry = RedisRegistry::new(servers, REDIS_LEASE, timeouts, salt)?;
+            Ok((Arc::new(registry), format!("redis://{}", servers.join(","))))
         }
     }
 }

@@ -89,13 +89,18 @@ impl<H: Harness> End<H> {
         Self::of(H::fabric())
     }
 
+    /// One with a fabric that the test made.
     pub(crate) fn of(fabric: H::Fabric) -> Self {
         Self { fabric, seen: Vec::new(), batch: EventBatch::default() }
     }
 
     pub(crate) fn poll(&mut self) {
+        self.poll_for(Duration::from_millis(1));
+    }
+
+    /// Polls once, waiting at most so long.
+    pub(crate) fn poll_for(&mut self, wait: Duration) {
         self.batch.clear();
-        let wait = Duration::from_millis(1);
         H::pass();
         self.fabric.poll(&mut self.batch, wait).unwrap();
         for event in &self.batch.events {

@@ -1,7 +1,7 @@
-//! The device that tests run on, and the fabric that they make of it.
+//! The devices that tests run on, and the fabrics that they make of them.
 
+use std::cell::Cell;
 use std::io::Write;
-use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -11,37 +11,29 @@ use kvrail::verbs::{VerbsConfig, VerbsFabric};
 
 use crate::conformance::Harness;
 
-/// How a test sets up the fabrics of a harness.
-pub(crate) trait Setup {
-    /// The configuration; where it listens is the harness's to say.
-    fn config() -> VerbsConfig;
-}
+/// Fabrics with so many lanes. Where the environment names a second device, every other fabric of a
+/// test is on that one, so that both ends of a pair are not on the same.
+/// Peers read by windows where `WINDOWS` says so.
+pub(crate) struct Lanes<const COUNT: usize, const WINDOWS: bool = false>;
 
-/// Fabrics that are set up one way.
-pub(crate) struct Over<S>(PhantomData<S>);
+/// More than one lane, and not a power of two.
+pub(crate) type Verbs = Lanes<3>;
 
-/// Fabrics on the device under test.
-pub(crate) type Verbs = Over<OneDevice>;
-
-/// Three lanes: more than one, and not a power of two.
-pub(crate) struct OneDevice;
-
-impl Setup for OneDevice {
-    fn config() -> VerbsConfig {
-        VerbsConfig {
-            devices: device().map(str::to_owned).into_iter().collect(),
-            lanes: 3,
-            ..VerbsConfig::default()
-        }
+/// A fabric on a device, as the tests have it.
+pub(crate) fn config(device: &str, lanes: usize) -> VerbsConfig {
+    VerbsConfig {
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        devices: vec![device.to_owned()],
+        lanes,
+        ..VerbsConfig::default()
     }
 }
 
 /// The device under test; says once that there is none.
-#[expect(clippy::disallowed_methods, reason = "tests take their device from the environment")]
 pub(crate) fn device() -> Option<&'static str> {
     static DEVICE: OnceLock<Option<String>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
-        let named = std::env::var("KVRAIL_RDMA_DEVICE").ok().filter(|name| !name.is_empty());
+        let named = setting("KVRAIL_RDMA_DEVICE");
         if named.is_none() {
             // Not by a macro, whose output the test harness would hide.
             let line = b"SKIPPED: KVRAIL_RDMA_DEVICE names no RDMA device; nothing was tested\n";
@@ -52,19 +44,26 @@ pub(crate) fn device() -> Option<&'static str> {
     device.as_deref()
 }
 
-/// A fabric that others on this host can connect to.
-#[expect(clippy::unwrap_used, reason = "a harness of tests fails by panicking")]
-pub(crate) fn listening(config: VerbsConfig) -> VerbsFabric {
-    let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    VerbsFabric::new(&VerbsConfig { listen, ..config }).unwrap()
+/// A setting of the test run; an empty one is none.
+#[expect(clippy::disallowed_methods, reason = "tests take their devices from the environment")]
+pub(crate) fn setting(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+thread_local! {
+    /// Whether the next fabric of this test is its second, fourth, and so on.
+    static SECOND: Cell<bool> = const { Cell::new(false) };
 }
 
 #[expect(clippy::unwrap_used, reason = "a harness of tests fails by panicking")]
-impl<S: Setup> Harness for Over<S> {
+impl<const COUNT: usize, const WINDOWS: bool> Harness for Lanes<COUNT, WINDOWS> {
     type Fabric = VerbsFabric;
 
     fn fabric() -> VerbsFabric {
-        listening(S::config())
+        let peer = setting("KVRAIL_RDMA_PEER_DEVICE").filter(|_| SECOND.replace(!SECOND.get()));
+        let device = peer.as_deref().or(device()).unwrap();
+        let config = VerbsConfig { lease_windows: WINDOWS, ..config(device, COUNT) };
+        VerbsFabric::new(&config).unwrap()
     }
 
     /// SoftRoCE compares a READ with the bounds of the window's region only (`check_rkey` of its

@@ -95,11 +95,19 @@ impl Connection {
                 link.messages.sent(slot);
                 match status {
                     CompletionStatus::Success => Ok(()),
-                    CompletionStatus::Unreachable => Err(self.lost_messages(around)),
+                    CompletionStatus::Unreachable => {
+                        self.avoid_messages_path(around);
+                        Err(Broken::UNREACHABLE)
+                    }
                     _ => Err(Broken::PEER_CLOSED),
                 }
             }
-            Some(Work::Probe { slot }) => self.take_probe((slot, status), around, batch),
+            Some(Work::Probe { slot }) => {
+                if status == CompletionStatus::Unreachable {
+                    self.avoid_messages_path(around);
+                }
+                self.take_probe(slot, status, batch)
+            }
             Some(Work::Receive { slot }) if good => {
                 self.take_frame((slot, done.byte_len), around, batch)
             }
@@ -142,11 +150,10 @@ impl Connection {
         }
     }
 
-    /// A SEND was not answered: the path of the messages does not work.
-    fn lost_messages(&mut self, around: &mut Surroundings<'_>) -> Broken {
+    /// The path of the messages does not work.
+    fn avoid_messages_path(&self, around: &mut Surroundings<'_>) {
         let nic = self.link.as_ref().map_or(0, Link::messages_nic);
         around.avoided.add(nic, self.address, around.now);
-        Broken::UNREACHABLE
     }
 
     fn complete_read(
@@ -166,10 +173,8 @@ impl Connection {
                 }
                 breaks = Some(broken);
             }
-            CompletionStatus::Flushed | CompletionStatus::Unreachable => {
-                told = self.first.take().unwrap_or(CompletionStatus::Flushed);
-            }
-            _ => {}
+            // What fails after that on another lane fails with its connection.
+            _ => told = self.first.take().unwrap_or(CompletionStatus::Flushed),
         }
         let connection = self.id;
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::limits::HANDSHAKE_TIMEOUT;
+use crate::limits::{HANDSHAKE_TIMEOUT, RETRIES_MAX};
 #[cfg(doc)]
 use crate::limits::{NICS_MAX, STREAMS_MAX};
 
@@ -84,6 +84,9 @@ pub struct VerbsConfig {
     pub poll: PollMode,
     /// Time for a connection to open. Default: [`HANDSHAKE_TIMEOUT`].
     pub handshake_timeout: Duration,
+    /// Retransmissions before a peer counts as gone, `0..=`[`RETRIES_MAX`]; for each one the device
+    /// waits 268 ms or, as some do, up to four times that. Default: [`RETRIES_MAX`].
+    pub retries: u8,
 }
 
 impl Default for VerbsConfig {
@@ -98,6 +101,7 @@ impl Default for VerbsConfig {
             chunk_bytes: u64::MAX,
             poll: PollMode::default(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
+            retries: RETRIES_MAX,
         }
     }
 }

@@ -44,6 +44,8 @@ pub(super) struct Device {
     /// The peer's device that it shall talk to; empty for any.
     pub(super) wish: String,
     wanted_gid: Option<u32>,
+    /// Retransmissions before a peer counts as gone.
+    pub(super) retries: u8,
     /// Whether its port can carry data.
     pub(super) up: bool,
     /// Whether it was taken away.
@@ -115,6 +117,7 @@ impl Device {
             numa: None,
             wish: wish.map(|pair| pair.theirs.clone()).unwrap_or_default(),
             wanted_gid: config.gid_index,
+            retries: config.retries,
             up: true,
             gone: false,
         })

@@ -189,18 +189,16 @@ impl Connection {
     /// The READ of the peer's pattern has ended.
     pub(super) fn take_probe(
         &mut self,
-        (slot, status): (u8, CompletionStatus),
-        around: &mut Surroundings<'_>,
+        slot: u8,
+        status: CompletionStatus,
         batch: &mut EventBatch,
     ) -> Result<(), Broken> {
-        let address = self.address;
         let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
         let arrived = link.messages.probed(slot) && status == CompletionStatus::Success;
         if self.broken.is_some() || self.stage != Stage::Probe {
             return Ok(());
         }
         if !arrived {
-            around.avoided.add(link.messages_nic(), address, around.now);
             return Err(Broken::UNREACHABLE);
         }
         link.messages.ready().map_err(|error| self.exhausted(&error))?;

@@ -8,8 +8,6 @@ use bytemuck::{Pod, Zeroable};
 
 use super::device::{Device, PART_BYTES_MIN};
 use super::pairing::{Candidate, Reason};
-use super::probe::PROBE_BYTES;
-use crate::fabric::RemoteSpan;
 use crate::limits::{NICS_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::constants::{IBV_MTU_256, IBV_MTU_4096};
 use crate::verbs::QueuePairAddress;
@@ -44,6 +42,10 @@ pub(super) struct Card {
     wish: [u8; NAME_BYTES],
     /// Its GID.
     pub(super) gid: [u8; 16],
+    /// Where its pattern lies.
+    pub(super) probe_address: u64,
+    /// The pattern's key.
+    pub(super) probe_rkey: u32,
     /// Its NUMA node.
     numa: u32,
     /// Its port's MTU, as `IBV_MTU_*`.
@@ -56,10 +58,7 @@ pub(super) struct Card {
     pub(super) message_bytes: u32,
     /// Its port's local identifier.
     pub(super) lid: u32,
-    /// Where its pattern lies, little-endian.
-    probe_address: [u8; 8],
-    /// The pattern's key.
-    probe_rkey: u32,
+    reserved: u32,
 }
 
 impl From<&Device> for Card {
@@ -68,14 +67,15 @@ impl From<&Device> for Card {
             name: padded(device.name()),
             wish: padded(&device.wish),
             gid: device.choice.gid.raw,
+            probe_address: device.probe.address(),
+            probe_rkey: device.probe.rkey(),
             numa: device.numa.unwrap_or(NO_NODE),
             mtu: device.port.active_mtu.cast_unsigned(),
             reads_issued: device.limits.reads_issued.into(),
             reads_served: device.limits.reads_served.into(),
             message_bytes: device.port.message_bytes,
             lid: device.port.lid.into(),
-            probe_address: device.probe.address().to_le_bytes(),
-            probe_rkey: device.probe.rkey(),
+            reserved: 0,
         }
     }
 }
@@ -83,15 +83,6 @@ impl From<&Device> for Card {
 impl Card {
     pub(super) fn name(&self) -> &str {
         text(&self.name)
-    }
-
-    /// The pattern that it can be asked for.
-    pub(super) fn probe(&self) -> RemoteSpan {
-        RemoteSpan {
-            rkey: self.probe_rkey,
-            address: u64::from_le_bytes(self.probe_address),
-            len: u32::try_from(PROBE_BYTES).unwrap_or(0),
-        }
     }
 
     /// As pairing sees it. What the connector offers a queue pair on is up.
@@ -160,16 +151,16 @@ pub(super) struct Hello {
     pub(super) lanes: u32,
     /// Receives that wait on its message queue pair.
     pub(super) receives: u32,
-    /// 1 where it serves by windows, whose keys name their lane; else 0.
-    pub(super) windows: u32,
     cards: [Card; NICS_MAX],
     pairs: [Pair; PAIRS_MAX],
+    /// 1 where it serves by windows, whose keys name their lane; else 0.
+    pub(super) windows: u32,
 }
 
 /// Length of a hello, bytes.
 pub(super) const HELLO_BYTES: usize = size_of::<Hello>();
 
-const _: () = assert!(HELLO_BYTES == 28 + NICS_MAX * 180 + PAIRS_MAX * 12);
+const _: () = assert!(HELLO_BYTES == 24 + NICS_MAX * 184 + PAIRS_MAX * 12 + 4);
 
 impl Hello {
     /// A hello that tells of these NICs.
@@ -213,6 +204,13 @@ impl Hello {
     pub(super) fn cards(&self) -> &[Card] {
         let count = usize::try_from(self.nics).unwrap_or(usize::MAX);
         self.cards.get(..count).unwrap_or(&self.cards)
+    }
+
+    /// A port's MTU, where it has changed.
+    pub(super) fn set_mtu(&mut self, nic: u8, mtu: i32) {
+        if let Some(card) = self.cards.get_mut(usize::from(nic)) {
+            card.mtu = mtu.cast_unsigned();
+        }
     }
 
     /// The address of a queue pair: 0 is that of messages, data follows.
@@ -261,14 +259,15 @@ mod tests {
                 name: padded("mlx5_0"),
                 wish: padded(""),
                 gid: [1; 16],
+                probe_address: 1 << 40,
+                probe_rkey: 3,
                 numa: NO_NODE,
                 mtu: 5,
                 reads_issued: 16,
                 reads_served: 16,
                 message_bytes: 1 << 20,
                 lid: 0,
-                probe_address: [0; 8],
-                probe_rkey: 0,
+                reserved: 0,
             };
         }
         hello.lanes = 2;
@@ -295,7 +294,7 @@ mod tests {
     fn fields_out_of_range_are_refused() {
         let spoil: [fn(&mut Hello); 16] = [
             |hello| hello.magic[7] = b'D',
-            |hello| hello.version = 1,
+            |hello| hello.version = 2,
             |hello| hello.lanes = 0,
             |hello| hello.lanes = 17,
             |hello| hello.lanes = u32::MAX,

@@ -7,21 +7,20 @@ use super::hello::{Card, Hello, Seat, random_psn};
 use super::lane::{Lane, Rail};
 use super::messages::{Messages, RECEIVES, SENDS};
 use super::nics::Nics;
-use super::probe::PathEnds;
+use super::probe::{PROBE_BYTES, PathEnds};
 use super::windows::Windows;
 use crate::fabric::{FabricError, RemoteSpan};
 use crate::verbs::{
     CompletionQueue, Path, ProtectionDomain, QueuePair, QueuePairAddress, QueueSizes, VerbsError,
 };
 
-/// Where a queue pair of a NIC belongs, and how large it is.
-type Sizes = fn(&Device) -> (&Arc<ProtectionDomain>, QueueSizes);
-
 /// The completion queue of a connection on one NIC.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) nic: u8,
     pub(super) cq: Arc<CompletionQueue>,
+    /// The port's MTU when this was made, as `IBV_MTU_*`: that of its interface may change.
+    mtu: i32,
     /// Whether the next completion makes an event.
     pub(super) armed: bool,
     /// Work requests of its lanes that it has room for, parts of READs counted one by one.
@@ -40,10 +39,10 @@ pub(super) struct Link {
     pub(super) queues: Vec<Queue>,
     /// Sequence numbers of the message queue pair, then of the lanes.
     psns: Vec<u32>,
-    /// The peer's pattern, and the path to it, once its hello is known.
-    probe: Option<(RemoteSpan, PathEnds)>,
     /// Where those queue pairs are.
     seats: Vec<Seat>,
+    /// The peer's pattern, and the path to it, once its hello is known.
+    probe: Option<(RemoteSpan, PathEnds)>,
 }
 
 impl Link {
@@ -52,7 +51,7 @@ impl Link {
     pub(super) fn new(nics: &Nics, seats: Vec<Seat>, token: u64) -> Result<Self, VerbsError> {
         let lane_count = seats.len().saturating_sub(1);
         let mut queues: Vec<Queue> = Vec::new();
-        let mut pair = |nic: u8, sizes: Sizes| {
+        let mut pair = |nic: u8, wants: fn(&Device) -> (&Arc<ProtectionDomain>, QueueSizes)| {
             let device = nics.get(nic).ok_or_else(|| no_such_nic(nic))?;
             let cq = match queues.iter().find(|queue| queue.nic == nic) {
                 Some(queue) => Arc::clone(&queue.cq),
@@ -60,11 +59,12 @@ impl Link {
                     let depth = device.completions(lane_count);
                     let cq = CompletionQueue::new(&device.context, &device.channel, depth, token)?;
                     let (made, depth) = (Arc::clone(&cq), device.reads as usize);
-                    queues.push(Queue { nic, cq: made, armed: false, depth });
+                    let mtu = device.context.port(device.port.number)?.active_mtu;
+                    queues.push(Queue { nic, cq: made, mtu, armed: false, depth });
                     cq
                 }
             };
-            let (domain, sizes) = sizes(device);
+            let (domain, sizes) = wants(device);
             let pair = QueuePair::new(domain, &cq, sizes, token)?;
             pair.init(device.port.number)?;
             Ok::<_, VerbsError>((pair, device))
@@ -97,8 +97,8 @@ impl Link {
             lanes,
             queues,
             psns,
-            probe: None,
             seats,
+            probe: None,
         })
     }
 
@@ -115,6 +115,7 @@ impl Link {
         hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
         hello.receives = RECEIVES.into();
         hello.windows = u32::from(nics.windows > 0);
+        self.queues.iter().for_each(|queue| hello.set_mtu(queue.nic, queue.mtu));
         for (index, (pair, psn, seat)) in self.pairs().enumerate() {
             hello.set_pair(index, QueuePairAddress { number: pair.number(), psn }, seat);
         }
@@ -145,7 +146,8 @@ impl Link {
         for (index, (pair, psn, seat)) in self.pairs().enumerate() {
             let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
             let card = peer.cards().get(usize::from(seat.peer));
-            let path = path(device, card.ok_or_else(|| no_such_nic(seat.peer))?);
+            let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
+            let path = path(device, card, self.mtu(seat.nic));
             pair.ready_to_receive(&path, peer.pair(index))?;
             pair.ready_to_send(&path, psn)?;
         }
@@ -158,17 +160,22 @@ impl Link {
         self.by_window = peer.windows != 0;
         // The pattern is all that this one can read.
         self.messages.pair().map_or(Ok(()), QueuePair::allow_reads)?;
-        let seat = self.seats.first().copied();
-        let ends = seat.and_then(|seat| {
-            let (device, card) = (nics.get(seat.nic)?, peer.cards().get(usize::from(seat.peer))?);
-            let ends = PathEnds::new(device, card, path(device, card).mtu);
-            Some((card.probe(), ends))
-        });
-        self.probe = ends;
+        let seat = self.seats.first().ok_or_else(|| no_such_nic(0))?;
+        let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
+        let card = peer.cards().get(usize::from(seat.peer));
+        let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
+        let len = u32::try_from(PROBE_BYTES).unwrap_or(0);
+        let span = RemoteSpan { rkey: card.probe_rkey, address: card.probe_address, len };
+        let mtu = path(device, card, self.mtu(seat.nic)).mtu;
+        self.probe = Some((span, PathEnds::new(device, card, mtu)));
         Ok(())
     }
 
-    /// Reads the peer's pattern.
+    fn mtu(&self, nic: u8) -> i32 {
+        self.queues.iter().find(|queue| queue.nic == nic).map_or(0, |queue| queue.mtu)
+    }
+
+    /// Reads the peer's pattern, over the path of messages.
     pub(super) fn start_probe(&mut self) -> Result<(), VerbsError> {
         match &self.probe {
             Some((span, _)) => self.messages.probe(span),
@@ -218,7 +225,7 @@ impl Link {
 }
 
 /// The path from a NIC of ours to one of the peer's; of every limit the smaller one holds.
-fn path(device: &Device, peer: &Card) -> Path {
+fn path(device: &Device, peer: &Card, mtu: i32) -> Path {
     let smaller = |ours: u8, theirs: u32| u8::try_from(theirs).map_or(ours, |it| it.min(ours));
     Path {
         port: device.port.number,
@@ -226,9 +233,10 @@ fn path(device: &Device, peer: &Card) -> Path {
         global: device.port.ethernet || device.port.lid == 0,
         dgid: peer.gid,
         dlid: u16::try_from(peer.lid).unwrap_or(0),
-        mtu: device.port.active_mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
+        mtu: mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
         reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
         reads_served: smaller(device.limits.reads_served, peer.reads_issued),
+        retries: device.retries,
     }
 }
 

@@ -64,7 +64,7 @@ use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
     RegionId, RemoteSpan, Wake, WindowId,
 };
-use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
+use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
 use crate::sys::clock::{coarse, now};
 use crate::sys::connections::{Breakable, Broken};
@@ -139,6 +139,10 @@ impl VerbsFabric {
         if config.lanes == 0 || config.lanes > STREAMS_MAX {
             let what = "data queue pairs per connection (at least 1)";
             return Err(FabricError::Limit { what, limit: STREAMS_MAX }.into());
+        }
+        if config.retries > RETRIES_MAX {
+            let (what, limit) = ("retransmissions", RETRIES_MAX.into());
+            return Err(FabricError::Limit { what, limit }.into());
         }
         let nics = Nics::open(config)?;
         let refused = |call: String| {
@@ -305,6 +309,9 @@ impl VerbsFabric {
                     return Ok(true);
                 }
             }
+            // What is waited for may need this processor: a software device works in kernel threads,
+            // and the scheduler lets a thread that spins finish its slice of milliseconds.
+            std::thread::yield_now();
             at = coarse();
             if at >= self.next_service && self.service(Duration::ZERO, batch)? {
                 return Ok(true);

@@ -176,8 +176,11 @@ fn place(
     let Some(lane) = link.lanes.get_mut(at.lane) else { return Placed::NoRoom };
     let wr_id = work.wr_id;
     let parts = if work.remote.len == 0 {
-        // No byte moves, so the key is nobody's business.
-        let remote = RemoteSpan { rkey: 0, address: 0, len: 0 };
+        // No byte moves, so the key is nobody's business; but SoftRoCE looks it up when it repeats an
+        // answer, and a valid one is there mostly.
+        let nothing = RemoteSpan { rkey: 0, address: 0, len: 0 };
+        let region = keys.find(work.remote.rkey);
+        let remote = region.map_or(nothing, |region| region.nothing(lane.rail().peer));
         lane.add(&Part { wr_id, remote, last: true }, std::iter::empty());
         1
     } else {
