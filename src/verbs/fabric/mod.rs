@@ -355,7 +355,16 @@ impl Fabric for VerbsFabric {
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
-        self.regions.register(&self.nics, memory, access)
+        let region = self.regions.register(&self.nics, memory, access)?;
+        if access == Access::RemoteRead {
+            let readers = self.table.whole_mut().filter(|(_, connection)| connection.can_post());
+            let readers: Vec<_> = readers.map(|(id, _)| id).collect();
+            let now = coarse();
+            for id in readers {
+                self.with(id, now, |connection, around| connection.tell(region.rkey, around));
+            }
+        }
+        Ok(region)
     }
 
     fn deregister(&mut self, region: RegionId) {
@@ -380,7 +389,12 @@ impl Fabric for VerbsFabric {
 
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
         let open = self.table.get(connection).ok_or(FabricError::Closed)?;
-        open.admit().map_err(FabricError::from)
+        open.admit()?;
+        let keys: Vec<u32> = self.regions.served().collect();
+        self.with(connection, coarse(), |connection, around| {
+            keys.iter().try_for_each(|key| connection.tell(*key, around))
+        });
+        Ok(())
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
