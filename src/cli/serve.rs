@@ -103,6 +103,7 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         requester: peers.requester_id,
         secret: peers.secret.map(|secret| secret.as_bytes().to_vec()).unwrap_or_default(),
         transport: peers.transport,
+        shared_memory: peers.shared_memory,
         rdma_device: peers.rdma_device,
         gid_index: peers.gid_index,
         poll: peers.poll,

@@ -40,6 +40,8 @@ pub struct NodeOptions {
     pub secret: Vec<u8>,
     /// Which fabric.
     pub transport: TransportChoice,
+    /// Whether peers on this host may be reached over shared memory where the choice is automatic.
+    pub shared_memory: bool,
     /// The RDMA device; the first that works where absent.
     pub rdma_device: Option<String>,
     /// The index of the GID to use; the best one where absent.
@@ -88,6 +90,9 @@ pub enum NodeError {
     /// RDMA was asked for and cannot be had.
     #[error("--transport verbs cannot be had: {0}")]
     Verbs(#[source] VerbsError),
+    /// Shared memory was asked for and cannot be had.
+    #[error("--transport shm cannot be had: {0}")]
+    Shm(#[source] FabricError),
     /// The leases.
     #[error(transparent)]
     Lease(#[from] LeaseConfigError),

@@ -8,19 +8,21 @@
 use kvrail::protocol::door::Source;
 
 use crate::support::{
-    Blocks, Counts, IMPATIENT, assert_at_rest, assert_rank, cluster, node_id, read, save, until,
+    Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest, assert_rank, cluster, node_id, read, save,
+    until,
 };
 
 /// Kills the holder at `point`; `arrived`: whether the reader has all bytes by then.
-fn holder_killed_at(point: &str, arrived: bool) {
+fn holder_killed_at(point: &str, arrived: bool, over: &[&str]) {
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
     let fault = format!("kill:{point}");
-    let with_fault = [&IMPATIENT[..], &["--fault", &fault]].concat();
+    let arguments = [&IMPATIENT[..], over].concat();
+    let with_fault = [&arguments[..], &["--fault", &fault]].concat();
     let mut holder = cluster.node("holder", address, &with_fault).unwrap();
-    let other = cluster.node("other", address, &IMPATIENT).unwrap();
-    let reader = cluster.node("reader", address, &IMPATIENT).unwrap();
+    let other = cluster.node("other", address, &arguments).unwrap();
+    let reader = cluster.node("reader", address, &arguments).unwrap();
     let (at_holder, at_other, at_reader) =
         (holder.client().unwrap(), other.client().unwrap(), reader.client().unwrap());
     let blocks = Blocks::small("of two owners");
@@ -41,7 +43,7 @@ fn holder_killed_at(point: &str, arrived: bool) {
     assert_at_rest("the other owner", &at_other);
 
     drop(at_holder);
-    let holder = cluster.node("holder", address, &IMPATIENT).unwrap();
+    let holder = cluster.node("holder", address, &arguments).unwrap();
     let at_holder = holder.client().unwrap();
     let fresh = Blocks::small("saved after the restart");
     save(&at_holder, &fresh);
@@ -51,21 +53,30 @@ fn holder_killed_at(point: &str, arrived: bool) {
 }
 
 macro_rules! killed {
-    ($($name:ident: $point:literal, arrived: $arrived:literal;)+) => {
+    ($over:expr; $($name:ident: $point:literal, arrived: $arrived:literal;)+) => {
         $(
             #[test]
             fn $name() {
-                holder_killed_at($point, $arrived);
+                holder_killed_at($point, $arrived, &$over);
             }
         )+
     };
 }
 
-killed! {
+killed! { [];
     before_it_reads_the_lend: "recv-lend", arrived: false;
     before_it_grants: "send-lease", arrived: false;
     after_it_granted: "sent-lease", arrived: false;
     before_it_reads_the_completion: "recv-complete", arrived: true;
     before_it_answers_the_completion: "send-ranks", arrived: true;
     after_it_answered_the_completion: "sent-ranks", arrived: true;
+}
+
+// A holder that dies after its grant takes nothing away from a reader that has its memory mapped: the
+// reader has the bytes or not, as the end of the connection is seen late or soon.
+killed! { OVER_SHM;
+    over_shm_before_it_reads_the_lend: "recv-lend", arrived: false;
+    over_shm_before_it_grants: "send-lease", arrived: false;
+    over_shm_before_it_reads_the_completion: "recv-complete", arrived: true;
+    over_shm_after_it_answered_the_completion: "sent-ranks", arrived: true;
 }

@@ -28,3 +28,4 @@ mod registry_outage;
 mod requester_dies;
 mod second_process;
 mod service_arguments;
+mod shared_memory;

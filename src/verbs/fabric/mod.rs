@@ -32,7 +32,7 @@ mod wr_id;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -57,6 +57,7 @@ use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::eventfd::EventFd;
 use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
+use crate::sys::watch::Watch;
 use crate::types::Timestamp;
 
 /// Descriptors that one wait reports.
@@ -102,6 +103,10 @@ pub struct VerbsFabric {
     found: Vec<ibv_wc>,
     /// Set when the device is gone.
     lost: bool,
+    /// Whether a descriptor is watched for somebody else.
+    watching: bool,
+    /// Whether it was readable.
+    watched: bool,
 }
 
 impl fmt::Debug for VerbsFabric {
@@ -170,6 +175,8 @@ impl VerbsFabric {
             found: vec![ibv_wc::default(); COMPLETIONS],
             stale: 0,
             lost: false,
+            watching: false,
+            watched: false,
         })
     }
 
@@ -285,7 +292,9 @@ impl VerbsFabric {
                 }
             }
             at = coarse();
-            if at >= self.next_service && self.service(Duration::ZERO, batch)? {
+            // Who watches for somebody else looks more often than for its own sockets.
+            let is_due = self.watching || at >= self.next_service;
+            if is_due && self.service(Duration::ZERO, batch)? {
                 return Ok(true);
             }
             let precise = now();
@@ -391,7 +400,9 @@ impl Fabric for VerbsFabric {
     fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
         let at = coarse();
         let woken = at >= self.next_service && self.service(Duration::ZERO, batch)?;
-        if !self.drain(at, batch) && !woken && !self.spin(at, timeout, batch)? {
+        // Without time to wait there is nothing to spin or arm for.
+        let is_over = self.drain(at, batch) || woken || timeout.is_zero();
+        if !is_over && !self.spin(at, timeout, batch)? {
             self.sleep(at, timeout, batch)?;
         }
         if self.lost && batch.events.is_empty() {
@@ -406,6 +417,23 @@ impl Fabric for VerbsFabric {
 
     fn waker(&self) -> Arc<dyn Wake> {
         Arc::clone(&self.wake) as Arc<dyn Wake>
+    }
+}
+
+impl Watch for VerbsFabric {
+    fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        self.watching = true;
+        self.epoll.add(fd, Token::Watched.encode(), Interest::Read).map_err(|source| {
+            FabricError::Os {
+                call: "watching a descriptor".to_owned(),
+                source,
+                remedy: "raise the limit of open files (ulimit -n)",
+            }
+        })
+    }
+
+    fn take_watched(&mut self) -> bool {
+        std::mem::take(&mut self.watched)
     }
 }
 

@@ -14,6 +14,7 @@ pub(super) enum Token {
     Wake,
     Channel,
     Device,
+    Watched,
     Connection(ConnectionId),
 }
 
@@ -26,6 +27,7 @@ impl Token {
             Self::Wake => (0, u32::MAX - 1),
             Self::Channel => (0, u32::MAX - 2),
             Self::Device => (0, u32::MAX - 3),
+            Self::Watched => (0, u32::MAX - 4),
             Self::Connection(id) => (id.generation, id.slot),
         };
         u64::from(generation) << 32 | u64::from(slot)
@@ -42,6 +44,7 @@ impl Token {
             1 => Self::Wake,
             2 => Self::Channel,
             3 => Self::Device,
+            4 => Self::Watched,
             _ => Self::Connection(id),
         }
     }
@@ -57,7 +60,7 @@ mod tests {
     #[test]
     fn tokens_survive_the_kernel() {
         let id = ConnectionId { slot: 1023, generation: u32::MAX };
-        let others = [Token::Listener, Token::Wake, Token::Channel, Token::Device];
+        let others = [Token::Listener, Token::Wake, Token::Channel, Token::Device, Token::Watched];
         for token in others.into_iter().chain([Token::Connection(id)]) {
             assert_eq!(Token::decode(token.encode()), token);
         }
