@@ -275,6 +275,71 @@ fn a_cut_in_the_middle_of_a_read_fails_it() {
     assert!(!landed.contains(&9), "copied after the cut");
 }
 
+/// A holder that cuts a reader off and reuses its memory at once, on its own thread, in the middle of
+/// the reader's copies.
+#[test]
+fn a_read_that_races_a_cut_never_brings_what_was_written_after_it() {
+    const BLOCK: u32 = 128 << 10;
+    const BLOCKS: u32 = 64;
+    let bytes = (BLOCK * BLOCKS) as usize;
+    let (mut holder, mut reader) = (fabric(), fabric());
+    let held = Arc::new(Mapping::anonymous("kvrail-test", bytes as u64).unwrap());
+    let lands = Arc::new(Mapping::anonymous("kvrail-test", bytes as u64).unwrap());
+    let remote = holder.register(Arc::clone(&held), Access::RemoteRead).unwrap();
+    let local = reader.register(Arc::clone(&lands), Access::Local).unwrap();
+    let (old, new) = (vec![1; bytes], vec![2; bytes]);
+    for round in 0..60 {
+        held.write(0, &old).unwrap();
+        let at_reader = reader.connect(holder.name().unwrap()).unwrap();
+        let at_holder = until(&mut holder, |event| match event {
+            FabricEvent::Accepted { connection } => Some(*connection),
+            _ => None,
+        });
+        holder.admit(at_holder).unwrap();
+        until(&mut reader, |event| matches!(event, FabricEvent::Connected { .. }).then_some(()));
+        reader.admit(at_reader).unwrap();
+        let mut batch = ReadBatch::default();
+        for slot in 0..BLOCKS {
+            let offset = u64::from(slot * BLOCK);
+            let remote = remote.remote(offset, BLOCK).unwrap();
+            let wr_id = WrId { slot, generation: 1 };
+            batch.works.push(ReadWork { wr_id, remote, segments: 1 });
+            batch.segments.push(RegisteredSpan { region: local.id, offset, len: BLOCK });
+        }
+        reader.post(at_reader, &batch).unwrap();
+        let done = AtomicU32::new(0);
+        let mut good = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Another number of blocks in every round.
+                while done.load(Ordering::Relaxed) < 2 + round % 20 {
+                    std::hint::spin_loop();
+                }
+                holder.close(at_holder);
+                held.write(0, &new).unwrap();
+            });
+            until(&mut reader, |event| match event {
+                FabricEvent::Completed(end) => {
+                    if end.status == CompletionStatus::Success {
+                        done.fetch_add(1, Ordering::Relaxed);
+                        good.push(end.wr_id.slot);
+                    }
+                    None
+                }
+                FabricEvent::Closed { .. } => Some(()),
+                _ => None,
+            });
+        });
+        until(&mut holder, |event| matches!(event, FabricEvent::Closed { .. }).then_some(()));
+        assert!(good.len() < BLOCKS as usize, "round {round}: the cut came after all of it");
+        let mut block = vec![0; BLOCK as usize];
+        for slot in good {
+            lands.read(u64::from(slot * BLOCK), &mut block).unwrap();
+            assert!(!block.contains(&2), "round {round}: block {slot} is not what it was");
+        }
+    }
+}
+
 #[test]
 fn silence_is_closed_in_time_and_more_than_the_limit_at_once() {
     let mut fabric = fabric();

@@ -72,6 +72,10 @@ const DRAIN_WAIT: Duration = Duration::from_millis(1);
 /// How long an adaptive poll spins after it last found or posted something: a few small READs.
 const SPIN: Duration = Duration::from_micros(100);
 
+/// How often a poll that spins looks at what it watches for somebody else. That is a system call, and
+/// costs as much as several looks at the queues.
+const LOOK: Duration = Duration::from_micros(10);
+
 /// Looks at the queues between looks at the clock, which costs more than they do on some hosts.
 const TURNS_PER_CLOCK: usize = 32;
 
@@ -103,8 +107,8 @@ pub struct VerbsFabric {
     found: Vec<ibv_wc>,
     /// Set when the device is gone.
     lost: bool,
-    /// Whether a descriptor is watched for somebody else.
-    watching: bool,
+    /// Where a descriptor is watched for somebody else: when a spinning poll looks at it next.
+    watching: Option<Timestamp>,
     /// Whether it was readable.
     watched: bool,
 }
@@ -175,7 +179,7 @@ impl VerbsFabric {
             found: vec![ibv_wc::default(); COMPLETIONS],
             stale: 0,
             lost: false,
-            watching: false,
+            watching: None,
             watched: false,
         })
     }
@@ -292,12 +296,14 @@ impl VerbsFabric {
                 }
             }
             at = coarse();
-            // Who watches for somebody else looks more often than for its own sockets.
-            let is_due = self.watching || at >= self.next_service;
-            if is_due && self.service(Duration::ZERO, batch)? {
+            let precise = now();
+            let looks = self.watching.is_some_and(|next| precise >= next);
+            if looks {
+                self.watching = Some(precise + LOOK);
+            }
+            if (looks || at >= self.next_service) && self.service(Duration::ZERO, batch)? {
                 return Ok(true);
             }
-            let precise = now();
             if precise.since(*since.get_or_insert(precise)) >= limit {
                 self.active = false;
                 return Ok(self.poll == PollMode::Busy);
@@ -422,7 +428,7 @@ impl Fabric for VerbsFabric {
 
 impl Watch for VerbsFabric {
     fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
-        self.watching = true;
+        self.watching = Some(Timestamp::ZERO);
         self.epoll.add(fd, Token::Watched.encode(), Interest::Read).map_err(|source| {
             FabricError::Os {
                 call: "watching a descriptor".to_owned(),
