@@ -3,10 +3,12 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use super::landing::PoolRegion;
 use super::options::{NodeError, NodeOptions};
-use crate::fabric::Fabric;
-use crate::memory::Mapping;
+use crate::fabric::{Access, Fabric, FabricError};
+use crate::memory::{HostPool, Mapping};
 use crate::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
 use crate::sys::watch::Watch;
 use crate::tcp::{TcpConfig, TcpFabric};
@@ -62,19 +64,20 @@ impl FromStr for TransportChoice {
     }
 }
 
-/// The fabric that was chosen.
+/// The fabric that was chosen, with the pools registered.
 #[derive(Debug)]
 pub(super) enum Chosen {
-    Verbs(Box<VerbsFabric>),
-    Tcp(Box<TcpFabric>),
+    Verbs(Box<VerbsFabric>, Vec<PoolRegion>),
+    Tcp(Box<TcpFabric>, Vec<PoolRegion>),
 }
 
 impl Chosen {
-    /// Makes the fabric that the options ask for.
-    pub(super) fn new(options: &NodeOptions) -> Result<Self, NodeError> {
+    /// Makes the fabric that the options ask for. A device with which the pools cannot be registered
+    /// does not work.
+    pub(super) fn new(options: &NodeOptions, pools: &[Arc<HostPool>]) -> Result<Self, NodeError> {
         // Shared memory has a TCP fabric beside it, whose address is the node's in the registry.
         if matches!(options.transport, TransportChoice::Tcp | TransportChoice::Shm) {
-            return tcp(options);
+            return tcp(options, pools);
         }
         let made = VerbsFabric::new(&VerbsConfig {
             listen: Some(options.listen),
@@ -84,11 +87,15 @@ impl Chosen {
             poll: options.poll,
             ..VerbsConfig::default()
         });
+        let made = made.and_then(|mut fabric| {
+            let regions = register(&mut fabric, pools)?;
+            Ok(Self::Verbs(Box::new(fabric), regions))
+        });
         match made {
-            Ok(fabric) => Ok(Self::Verbs(Box::new(fabric))),
+            Ok(chosen) => Ok(chosen),
             Err(error) if options.transport == TransportChoice::Auto => {
                 tracing::warn!(%error, "no RDMA: this node uses TCP");
-                tcp(options)
+                tcp(options, pools)
             }
             Err(error) => Err(NodeError::Verbs(error)),
         }
@@ -97,24 +104,39 @@ impl Chosen {
     /// Where peers connect.
     pub(super) fn local_addr(&self) -> Option<SocketAddr> {
         match self {
-            Self::Verbs(fabric) => fabric.local_addr(),
-            Self::Tcp(fabric) => fabric.local_addr(),
+            Self::Verbs(fabric, _) => fabric.local_addr(),
+            Self::Tcp(fabric, _) => fabric.local_addr(),
         }
     }
 }
 
-fn tcp(options: &NodeOptions) -> Result<Chosen, NodeError> {
-    let fabric = TcpFabric::new(TcpConfig {
+fn tcp(options: &NodeOptions, pools: &[Arc<HostPool>]) -> Result<Chosen, NodeError> {
+    let mut fabric = TcpFabric::new(TcpConfig {
         listen: Some(options.listen),
         streams: options.streams,
         ..TcpConfig::default()
     })?;
-    Ok(Chosen::Tcp(Box::new(fabric)))
+    let regions = register(&mut fabric, pools)?;
+    Ok(Chosen::Tcp(Box::new(fabric), regions))
 }
 
-/// Puts shared memory with peers on this host beside a fabric, where the options ask for it.
+/// Lets peers READ the pools, once they are admitted.
+fn register<F>(fabric: &mut F, pools: &[Arc<HostPool>]) -> Result<Vec<PoolRegion>, FabricError>
+where
+    F: Fabric<Memory = Mapping>,
+{
+    let one = |pool: &Arc<HostPool>| {
+        let region = fabric.register(Arc::clone(pool.mapping()), Access::RemoteRead)?;
+        Ok(PoolRegion { pool: pool.id(), region })
+    };
+    pools.iter().map(one).collect()
+}
+
+/// Puts shared memory with peers on this host beside a fabric with which the pools are registered,
+/// where the options ask for it. Where it cannot be had and need not, the fabric stays alone.
 pub(super) fn with_neighbours<F>(
     far: F,
+    (regions, pools): (&[PoolRegion], &[Arc<HostPool>]),
     options: &NodeOptions,
     node: NodeId,
 ) -> Result<WithShm<F>, NodeError>
@@ -123,16 +145,23 @@ where
 {
     let make = || {
         let listen = Some(ShmName::of_node(node));
-        ShmFabric::new(&ShmConfig { listen, ..ShmConfig::default() })
+        let mut fabric = ShmFabric::new(&ShmConfig { listen, ..ShmConfig::default() })?;
+        for (pool, PoolRegion { region, .. }) in pools.iter().zip(regions) {
+            fabric.adopt(region, Arc::clone(pool.mapping()), Access::RemoteRead)?;
+        }
+        Ok(fabric)
     };
+    let only = options.transport == TransportChoice::Shm;
     let near = match options.transport {
         TransportChoice::Shm => Some(make().map_err(NodeError::Shm)?),
         TransportChoice::Auto if options.shared_memory => make()
-            .inspect_err(|error| tracing::warn!(%error, "no shared memory with peers on this host"))
+            .inspect_err(|error: &FabricError| {
+                tracing::warn!(%error, "no shared memory with peers on this host");
+            })
             .ok(),
         _ => None,
     };
-    Ok(WithShm::new(far, near, options.transport == TransportChoice::Shm)?)
+    Ok(WithShm::new(far, near, only)?)
 }
 
 #[cfg(test)]

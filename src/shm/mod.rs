@@ -209,12 +209,6 @@ impl ShmFabric {
         }
     }
 
-    /// Whether it has no connection.
-    #[must_use]
-    pub fn is_unused(&self) -> bool {
-        self.table.is_empty()
-    }
-
     /// Whether a poll has something to do without waiting.
     #[must_use]
     pub fn has_work(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
@@ -185,7 +185,11 @@ fn a_connection_that_breaks_the_rules_ends_as_a_violation() {
         ("a file that may shrink", bytes(grant(0, 5)), vec![open.as_fd()]),
         ("more than the file has", with(|grant| grant.len = LEN + 1), vec![good.as_fd()]),
         ("all that there is", with(|grant| grant.len = u64::MAX), vec![good.as_fd()]),
-        ("a slot out of range", with(|grant| grant.slot = REGIONS_MAX as u32), vec![good.as_fd()]),
+        (
+            "a slot out of range",
+            with(|grant| grant.slot = u32::try_from(REGIONS_MAX).unwrap()),
+            vec![good.as_fd()],
+        ),
         ("no key", with(|grant| grant.rkey = 0), vec![good.as_fd()]),
         ("a withdrawal with a file", withdrawal.clone(), vec![good.as_fd()]),
         ("a withdrawal that is long", [withdrawal, vec![0]].concat(), vec![]),
@@ -288,6 +292,7 @@ fn a_read_that_races_a_cut_never_brings_what_was_written_after_it() {
     let remote = holder.register(Arc::clone(&held), Access::RemoteRead).unwrap();
     let local = reader.register(Arc::clone(&lands), Access::Local).unwrap();
     let (old, new) = (vec![1; bytes], vec![2; bytes]);
+    let mut raced = 0;
     for round in 0..60 {
         held.write(0, &old).unwrap();
         let at_reader = reader.connect(holder.name().unwrap()).unwrap();
@@ -307,22 +312,27 @@ fn a_read_that_races_a_cut_never_brings_what_was_written_after_it() {
             batch.segments.push(RegisteredSpan { region: local.id, offset, len: BLOCK });
         }
         reader.post(at_reader, &batch).unwrap();
-        let done = AtomicU32::new(0);
+        let (done, is_closing) = (AtomicU32::new(0), AtomicBool::new(false));
         let mut good = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // Another number of blocks in every round.
                 while done.load(Ordering::Relaxed) < 2 + round % 20 {
-                    std::hint::spin_loop();
+                    std::thread::yield_now();
                 }
+                is_closing.store(true, Ordering::Relaxed);
                 holder.close(at_holder);
                 held.write(0, &new).unwrap();
             });
             until(&mut reader, |event| match event {
                 FabricEvent::Completed(end) => {
                     if end.status == CompletionStatus::Success {
-                        done.fetch_add(1, Ordering::Relaxed);
                         good.push(end.wr_id.slot);
+                        let count = done.fetch_add(1, Ordering::Relaxed) + 1;
+                        // So that both are under way at the same time, on a loaded machine too.
+                        while count >= 2 + round % 20 && !is_closing.load(Ordering::Relaxed) {
+                            std::thread::yield_now();
+                        }
                     }
                     None
                 }
@@ -331,13 +341,14 @@ fn a_read_that_races_a_cut_never_brings_what_was_written_after_it() {
             });
         });
         until(&mut holder, |event| matches!(event, FabricEvent::Closed { .. }).then_some(()));
-        assert!(good.len() < BLOCKS as usize, "round {round}: the cut came after all of it");
+        raced += u32::from(good.len() < BLOCKS as usize);
         let mut block = vec![0; BLOCK as usize];
         for slot in good {
             lands.read(u64::from(slot * BLOCK), &mut block).unwrap();
             assert!(!block.contains(&2), "round {round}: block {slot} is not what it was");
         }
     }
+    assert!(raced > 0, "each cut came after all of its READs");
 }
 
 #[test]

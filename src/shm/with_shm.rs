@@ -69,7 +69,8 @@ impl<F: Fabric> fmt::Debug for WithShm<F> {
 }
 
 impl<F: Fabric<Memory = Mapping> + Watch> WithShm<F> {
-    /// Puts a shm fabric, or none, beside another one. Neither has regions or connections yet.
+    /// Puts a shm fabric, or none, beside another one. Neither has connections yet, and the near one
+    /// has adopted all regions that the far one has.
     /// `near_only`: peers that are not on this host are not connected to.
     ///
     /// # Errors
@@ -193,19 +194,11 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
         let region = self.far.register(Arc::clone(&memory), access)?;
         let Some(near) = &mut self.near else { return Ok(region) };
-        match near.fabric.adopt(&region, memory, access) {
-            Ok(()) => Ok(region),
-            // Nobody is connected over it yet: it goes, and all peers are reached the other way.
-            Err(error) if !self.near_only && near.fabric.is_unused() => {
-                tracing::warn!(%error, "no shared memory with peers on this host");
-                self.near = None;
-                Ok(region)
-            }
-            Err(error) => {
-                self.far.deregister(region.id);
-                Err(error)
-            }
+        if let Err(error) = near.fabric.adopt(&region, memory, access) {
+            self.far.deregister(region.id);
+            return Err(error);
         }
+        Ok(region)
     }
 
     fn deregister(&mut self, region: RegionId) {

@@ -7,8 +7,8 @@
 use kvrail::protocol::door::Source;
 
 use crate::support::{
-    Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest, assert_rank, cluster, metric, read, save,
-    try_read, until,
+    Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest_over, assert_rank, cluster, metric, read,
+    save, transport, try_read, until,
 };
 
 /// What the holder has seen of a requester that was killed.
@@ -23,6 +23,8 @@ enum Seen {
 }
 
 fn requester_killed_at(point: &str, seen: Seen, over: &[&str]) {
+    let transport = if over.is_empty() { transport() } else { "shm" };
+    let assert_at_rest = |name, client| assert_at_rest_over(transport, name, client);
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;

@@ -11,8 +11,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    BINARY, Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest, assert_rank, cluster, node_id,
-    read, save, try_read, until,
+    BINARY, Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest_over, assert_rank, cluster,
+    node_id, read, save, transport, try_read, until,
 };
 
 const AUTO: [&str; 2] = ["--transport", "auto"];
@@ -41,7 +41,7 @@ fn it_is_chosen_for_peers_on_this_host_that_have_it_too() {
     let address = registry.addresses().unwrap().listen;
     let holder = cluster.node("holder", address, &AUTO).unwrap();
     let near = cluster.node("near", address, &AUTO).unwrap();
-    let far = cluster.node("far", address, &TCP).unwrap();
+    let far = cluster.node("far", address, &[]).unwrap();
     let (at_holder, at_near, at_far) =
         (holder.client().unwrap(), near.client().unwrap(), far.client().unwrap());
     let blocks = Blocks::small("near and far");
@@ -51,12 +51,11 @@ fn it_is_chosen_for_peers_on_this_host_that_have_it_too() {
         assert_eq!(read(client, &blocks, from), Counts::all_ready(blocks.len()));
     }
     assert_eq!(transports(&at_near), ["shm"]);
-    assert_eq!(transports(&at_far), ["tcp"]);
-    assert_eq!(transports(&at_holder), ["shm", "tcp"]);
-    assert_eq!(at_holder.stat().unwrap().node.transport, "tcp");
+    assert_eq!(transports(&at_far), [transport()]);
+    assert_eq!(transports(&at_holder), ["shm", transport()]);
     assert_rank(&at_holder, &blocks, 3);
     for (name, client) in [("holder", &at_holder), ("near", &at_near), ("far", &at_far)] {
-        assert_at_rest(name, client);
+        assert_at_rest_over(transport(), name, client);
     }
     // A pool that is mapped for reading cannot be written to from there.
     let maps = fs::read_to_string(format!("/proc/{}/maps", near.id())).unwrap();
@@ -78,8 +77,7 @@ fn nothing_else_is_used_where_nothing_else_is_wanted() {
     let blocks = Blocks::small("out of reach");
     save(&at_holder, &blocks);
     assert_eq!(read(&at_reader, &blocks, Source::Anywhere), Counts::all_failed(blocks.len()));
-    assert_eq!(at_reader.stat().unwrap().node.transport, "shm");
-    assert_at_rest("the reader", &at_reader);
+    assert_at_rest_over("shm", "the reader", &at_reader);
 }
 
 #[test]
@@ -114,7 +112,7 @@ fn a_peer_that_is_killed_leaves_no_descriptor_and_no_mapping() {
         let base = *base.get_or_insert(after);
         assert_eq!(after, base, "after peer {round}");
     }
-    assert_at_rest("the node", &at_node);
+    assert_at_rest_over("shm", "the node", &at_node);
 }
 
 /// A reader that hangs in the middle of its READs is cut off when its lease ends. Its process still
@@ -147,8 +145,8 @@ fn a_reader_that_hangs_is_cut_off_and_never_takes_reused_memory_for_a_block() {
         reading.join().unwrap().unwrap()
     });
     assert_eq!(counts.ready, 0, "{counts:?}: {}", reader.said());
-    assert_at_rest("the reader", &at_reader);
-    assert_at_rest("the holder", &at_holder);
+    assert_at_rest_over("shm", "the reader", &at_reader);
+    assert_at_rest_over("shm", "the holder", &at_holder);
     let fresh = Blocks::small("after that");
     save(&at_holder, &fresh);
     assert_eq!(read(&at_reader, &fresh, Source::Anywhere), Counts::all_ready(fresh.len()));
