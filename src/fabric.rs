@@ -275,7 +275,7 @@ impl EventBatch {
 /// What a fabric can do, for the planner of transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The name that output uses: `tcp`, `verbs`.
+    /// The name that output uses: `tcp`, `verbs`, `shm`.
     pub transport: &'static str,
     /// READs that one connection can have outstanding.
     pub reads_outstanding: usize,
@@ -344,6 +344,12 @@ pub trait Fabric {
 
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// The transport of a connection, as [`Capabilities::transport`] names it: a fabric may be made of
+    /// several.
+    fn transport(&self, _connection: ConnectionId) -> &'static str {
+        self.capabilities().transport
+    }
 
     /// Registers memory and keeps it alive until deregistration or the fabric's own end.
     ///

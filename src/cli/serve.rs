@@ -105,6 +105,7 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         requester: peers.requester_id,
         secret: peers.secret.map(|secret| secret.as_bytes().to_vec()).unwrap_or_default(),
         transport: peers.transport,
+        shared_memory: peers.shared_memory,
         rdma_devices: peers.rdma_devices,
         nic_pairs: peers.nic_pairs,
         gid_index: peers.gid_index,

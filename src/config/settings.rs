@@ -132,12 +132,19 @@ pub struct ServeSettings {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transfer_timeout: Option<Duration>,
 
-    /// Fabric to peers: auto, verbs or tcp (default auto)
+    /// Fabric to peers: auto, verbs, tcp or shm (default auto)
     ///
-    /// auto takes RDMA where a device works, else TCP, and logs why. All nodes of a cluster must end
-    /// up with the same one.
+    /// auto takes RDMA where a device works, else TCP, and logs why; all hosts of a cluster must end
+    /// up with the same one. Peers on this host are reached over shared memory. verbs and tcp use
+    /// nothing else; shm connects to no other host.
     #[arg(long, value_name = "TRANSPORT")]
     pub transport: Option<TransportChoice>,
+
+    /// Let auto reach peers on this host as it reaches others (default false)
+    ///
+    /// Without it, nodes of one user on one host map each other's pools for reading.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub no_shm: Option<bool>,
 
     /// RDMA device, such as mlx5_0; repeat it, or separate several by commas (default: all of the fastest)
     ///
@@ -251,6 +258,7 @@ impl Settings for ServeSettings {
             lease_margin: self.lease_margin.or(lower.lease_margin),
             transfer_timeout: self.transfer_timeout.or(lower.transfer_timeout),
             transport: self.transport.or(lower.transport),
+            no_shm: self.no_shm.or(lower.no_shm),
             rdma_device: given(self.rdma_device, lower.rdma_device),
             nic_pairs: given(self.nic_pairs, lower.nic_pairs),
             gid_index: self.gid_index.or(lower.gid_index),

@@ -42,6 +42,8 @@ pub struct NodeOptions {
     pub secret: Vec<u8>,
     /// Which fabric.
     pub transport: TransportChoice,
+    /// Whether peers on this host may be reached over shared memory where the choice is automatic.
+    pub shared_memory: bool,
     /// The RDMA devices; all that work and are as fast as the fastest where empty.
     pub rdma_devices: Vec<String>,
     /// Which device of a peer ours talk to; by NUMA node where empty.
@@ -99,6 +101,9 @@ pub enum NodeError {
     /// Leases cannot have keys of their own.
     #[error("--lease-windows needs RDMA, which cannot be had: {0}")]
     Windows(#[source] VerbsError),
+    /// Shared memory was asked for and cannot be had.
+    #[error("--transport shm cannot be had: {0}")]
+    Shm(#[source] FabricError),
     /// The leases.
     #[error(transparent)]
     Lease(#[from] LeaseConfigError),

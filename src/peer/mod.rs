@@ -161,7 +161,9 @@ impl<L: Landing> Peers<L> {
             || self.connections.values().any(|connection| connection.leads_to() == Some(node))
     }
 
-    fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
+    /// The connection to `node` that is up.
+    #[must_use]
+    pub fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
         self.connections.iter().find_map(|(id, connection)| match &connection.state {
             State::Up { remote } if remote.node == node => Some(*id),
             _ => None,

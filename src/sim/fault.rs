@@ -154,6 +154,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
         self.inner.capabilities()
     }
 
+    fn transport(&self, connection: ConnectionId) -> &'static str {
+        self.inner.transport(connection)
+    }
+
     fn register(
         &mut self,
         memory: Arc<Self::Memory>,

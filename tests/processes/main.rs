@@ -33,3 +33,4 @@ mod rdma_refused;
 mod requester_dies;
 mod second_process;
 mod service_arguments;
+mod shared_memory;

@@ -3,7 +3,7 @@
 use super::broken::status;
 use super::connection::{Connection, Stage, Surroundings};
 use super::link::Link;
-use super::messages::{ANSWER, Frame};
+use super::messages::{ANSWER, Frame, KEYS};
 use super::regions::Regions;
 use super::wr_id::Work;
 use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent, WindowId};
@@ -230,11 +230,20 @@ impl Connection {
                 Ok(())
             }
             Frame::Ask(key) => self.answer(key, around),
-            Frame::Answer(len) => {
-                let answer = batch.bytes.get(start..start + len).unwrap_or_default();
-                let learned = self.take_answer(answer);
+            Frame::Answer(len) | Frame::Keys(len) => {
+                let told = batch.bytes.get(start..start + len).unwrap_or_default();
+                let key = self.keys.learn(self.peer_nics, told).ok_or(Broken::VIOLATION);
                 batch.bytes.truncate(start);
-                learned
+                match (frame, key?) {
+                    (Frame::Answer(_), key) if self.parked.asked != Some(key) => {
+                        Err(Broken::VIOLATION)
+                    }
+                    (Frame::Answer(_), _) => {
+                        self.parked.asked = None;
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
             }
             Frame::Ready | Frame::Nothing => Ok(()),
         }
@@ -242,20 +251,23 @@ impl Connection {
 
     /// The peer asks for the keys of a region. One that may not read yet is told of none.
     fn answer(&mut self, key: u32, around: &Surroundings<'_>) -> Result<(), Broken> {
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        if link.messages.is_answering() {
+        if self.link.as_ref().is_some_and(|link| link.messages.is_answering()) {
             return Err(Broken::VIOLATION);
         }
         let shown = self.admitted.then_some(around.regions);
-        let bytes = Regions::answer(shown, key, around.nics);
-        link.messages.control(ANSWER, &bytes).map_err(|error| {
+        self.control(ANSWER, &Regions::answer(shown, key, around.nics))
+    }
+
+    /// Tells the peer, which may read it, the keys of a region.
+    pub(super) fn tell(&mut self, key: u32, around: &Surroundings<'_>) -> Result<(), Broken> {
+        self.control(KEYS, &Regions::answer(Some(around.regions), key, around.nics))
+    }
+
+    fn control(&mut self, kind: u16, bytes: &[u8]) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        link.messages.control(kind, bytes).map_err(|error| {
             tracing::warn!(%error, "a connection ends");
             Broken::UNREACHABLE
         })
-    }
-
-    fn take_answer(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        let asked = self.parked.asked.take().ok_or(Broken::VIOLATION)?;
-        self.keys.learn(asked, self.peer_nics, bytes).ok_or(Broken::VIOLATION)
     }
 }

@@ -48,6 +48,8 @@ const CREDITS: u16 = 3;
 pub(super) const ASK: u16 = 4;
 /// [`Header::kind`]: the answer, [`super::keys::AnswerHeader`] and the keys.
 pub(super) const ANSWER: u16 = 5;
+/// [`Header::kind`]: as an answer, unasked.
+pub(super) const KEYS: u16 = 6;
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -74,6 +76,8 @@ pub(super) enum Frame {
     Ask(u32),
     /// [`ANSWER`]; its bytes were appended, and so many there are.
     Answer(usize),
+    /// [`KEYS`], as an answer.
+    Keys(usize),
     /// Credits alone.
     Nothing,
 }
@@ -154,8 +158,8 @@ impl Messages {
         self.control(MESSAGE, message)
     }
 
-    /// Sends or queues a frame. Frames that are no messages are few: each end has at most one question
-    /// and one answer under way, which the room for messages does not bound.
+    /// Sends or queues a frame. Frames that are no messages are few, so that the room for messages does
+    /// not bound them: one question and one answer under way, and the keys of each region.
     pub(super) fn control(&mut self, kind: u16, bytes: &[u8]) -> Result<(), VerbsError> {
         if self.waiting.is_empty() && self.can_send() {
             return self.transmit(kind, bytes);
@@ -258,12 +262,16 @@ impl Messages {
             return Err(Violation);
         }
         let frame = match header.kind {
-            MESSAGE | ANSWER => {
+            MESSAGE | ANSWER | KEYS => {
                 let start = into.len();
                 into.resize(start + len, 0);
                 let to = into.get_mut(start..).unwrap_or_default();
                 memory.read(at + HEADER_BYTES as u64, to).map_err(|_outside| Violation)?;
-                if header.kind == ANSWER { Frame::Answer(len) } else { Frame::Message(len) }
+                match header.kind {
+                    ANSWER => Frame::Answer(len),
+                    KEYS => Frame::Keys(len),
+                    _ => Frame::Message(len),
+                }
             }
             ASK if len == 4 => {
                 let mut key = [0; 4];

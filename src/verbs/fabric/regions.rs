@@ -40,6 +40,14 @@ struct Wait {
     until: u64,
 }
 
+/// A deregistered region in which READs shall land that were accepted before and are not posted yet:
+/// of each connection, those with lower numbers.
+#[derive(Debug)]
+struct Retired {
+    entry: Entry,
+    waits: Vec<(ConnectionId, u64)>,
+}
+
 /// What is kept of a deregistered region.
 #[derive(Debug)]
 struct Grave {
@@ -53,6 +61,7 @@ struct Grave {
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     entries: Vec<Entry>,
+    retired: Vec<Retired>,
     graves: Vec<Grave>,
     next: usize,
 }
@@ -97,6 +106,17 @@ impl Regions {
             return;
         };
         let entry = self.entries.swap_remove(at);
+        let parked = table.iter_mut().filter(|(_, peer)| !peer.parked.is_empty());
+        let waits: Vec<_> = parked.map(|(id, peer)| (id, peer.parked.next())).collect();
+        if entry.served == Served::No && !waits.is_empty() {
+            self.retired.push(Retired { entry, waits });
+        } else {
+            self.bury(entry, table);
+        }
+    }
+
+    /// Ends a registration, with the READs that may land in it.
+    fn bury(&mut self, entry: Entry, table: &mut Table) {
         let mut waits = Vec::new();
         for (connection, peer) in table.iter_mut() {
             for (lane, state) in peer.lanes().iter().enumerate() {
@@ -115,6 +135,19 @@ impl Regions {
 
     /// Lets go of deregistered regions in which nothing can land any more.
     pub(super) fn sweep(&mut self, table: &mut Table) {
+        let mut at = 0;
+        while let Some(retired) = self.retired.get_mut(at) {
+            let waits = |(id, until): &(ConnectionId, u64)| {
+                table.find(*id).is_some_and(|peer| peer.parked.first() < *until)
+            };
+            retired.waits.retain(waits);
+            if retired.waits.is_empty() {
+                let Retired { entry, .. } = self.retired.swap_remove(at);
+                self.bury(entry, table);
+            } else {
+                at += 1;
+            }
+        }
         for grave in &mut self.graves {
             grave.waits.retain(|wait| {
                 let lane = table.find(wait.connection).and_then(|peer| peer.lanes().get(wait.lane));
@@ -126,7 +159,7 @@ impl Regions {
 
     /// The region that is served by windows and holds a span, as its owner names it, and its
     /// registration with a NIC.
-    pub(super) fn served(&self, span: &RemoteSpan, nic: u8) -> Option<(RegionId, &MemoryRegion)> {
+    pub(super) fn windowed(&self, span: &RemoteSpan, nic: u8) -> Option<(RegionId, &MemoryRegion)> {
         let holds = |region: &Region| {
             let offset = span.address.checked_sub(region.address)?;
             (offset.checked_add(span.len.into())? <= region.len).then_some(())
@@ -138,15 +171,25 @@ impl Regions {
         (span.len > 0).then_some((entry.region.id, part))
     }
 
+    /// The region of a span of a READ that was accepted.
     fn entry(&self, span: &RegisteredSpan) -> Option<&Entry> {
-        let entry = self.entries.iter().find(|entry| entry.region.id == span.region)?;
+        let retired = self.retired.iter().map(|retired| &retired.entry);
+        let mut all = self.entries.iter().chain(retired);
+        let entry = all.find(|entry| entry.region.id == span.region)?;
         let end = span.offset.checked_add(u64::from(span.len))?;
         (end <= entry.region.len).then_some(entry)
     }
 
     /// Whether a local span is registered.
     pub(super) fn contains(&self, span: &RegisteredSpan) -> bool {
-        self.entry(span).is_some()
+        let there = self.entries.iter().any(|entry| entry.region.id == span.region);
+        there && self.entry(span).is_some()
+    }
+
+    /// The keys of the regions that peers may read.
+    pub(super) fn served(&self) -> impl Iterator<Item = u32> {
+        let served = self.entries.iter().filter(|entry| entry.served == Served::Whole);
+        served.map(|entry| entry.region.rkey)
     }
 
     /// A local span as a NIC names it; `None` where it is not registered, or lies in several chunks.

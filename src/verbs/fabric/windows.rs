@@ -94,7 +94,7 @@ impl Windows {
         regions: &Regions,
     ) -> Result<u32, FabricError> {
         let (index, lane, pair) = lane_for(id, lanes)?;
-        let (region, memory) = regions.served(span, lane.rail().nic).ok_or_else(no_such)?;
+        let (region, memory) = regions.windowed(span, lane.rail().nic).ok_or_else(no_such)?;
         let window = self.find(id).ok_or_else(no_such)?;
         if window.state != State::Free {
             return Err(FabricError::Full);
