@@ -110,6 +110,7 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         nic_pairs: peers.nic_pairs,
         gid_index: peers.gid_index,
         poll: peers.poll,
+        lease_windows: peers.lease_windows,
         streams: peers.streams,
         pools: pools(&memory),
         capacity: store.capacity,

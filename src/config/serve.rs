@@ -67,6 +67,8 @@ pub struct PeerConfig {
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
     pub poll: PollMode,
+    /// Whether leases have keys of their own.
+    pub lease_windows: bool,
     /// Data streams to each peer, 1 to [`limits::STREAMS_MAX`].
     pub streams: usize,
     /// Longest wait for a block from a peer.
@@ -229,6 +231,7 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
         nic_pairs: settings.nic_pairs,
         gid_index: settings.gid_index,
         poll: settings.poll.unwrap_or_default(),
+        lease_windows: settings.lease_windows.unwrap_or(false),
         streams: settings.streams.map_or(2, usize::from),
         transfer_timeout: settings.transfer_timeout.unwrap_or(Duration::from_secs(30)),
     })
@@ -249,6 +252,7 @@ fn transport(settings: &ServeSettings) -> Result<TransportChoice, ConfigError> {
         ("--nic-pairs", !settings.nic_pairs.is_empty()),
         ("--gid-index", settings.gid_index.is_some()),
         ("--poll", settings.poll.is_some()),
+        ("--lease-windows", settings.lease_windows == Some(true)),
     ];
     match given.into_iter().find(|(_, given)| *given) {
         Some((second, _)) if matches!(choice, TransportChoice::Tcp | TransportChoice::Shm) => {

@@ -170,6 +170,16 @@ pub struct ServeSettings {
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,
 
+    /// Give each lease keys of its own, which end with it; needs RDMA with memory windows (default false)
+    ///
+    /// Without it a peer reads by its pool's one key, and the end of an expired lease cuts the peer's
+    /// connection. With it only that lease ends, and a key reads nothing but what its lease lends. A
+    /// lend then waits for the device to make the key, and a lease needs one key for each run of
+    /// blocks that lie next to each other, of 128 that a peer can have at once. All of a cluster need
+    /// not have the same.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub lease_windows: Option<bool>,
+
     /// Data streams to each peer, 1 to 16 (default 2)
     ///
     /// Each costs a socket, or a queue pair, on both sides; more help where one stream does not fill
@@ -253,6 +263,7 @@ impl Settings for ServeSettings {
             nic_pairs: given(self.nic_pairs, lower.nic_pairs),
             gid_index: self.gid_index.or(lower.gid_index),
             poll: self.poll.or(lower.poll),
+            lease_windows: self.lease_windows.or(lower.lease_windows),
             streams: self.streams.or(lower.streams),
             lease_quota: self.lease_quota.or(lower.lease_quota),
             lease_bytes: self.lease_bytes.or(lower.lease_bytes),

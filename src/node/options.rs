@@ -52,6 +52,8 @@ pub struct NodeOptions {
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
     pub poll: PollMode,
+    /// Whether leases have keys of their own.
+    pub lease_windows: bool,
     /// Data streams per peer: sockets, or queue pairs.
     pub streams: usize,
     /// Memory pools, at least one.
@@ -96,6 +98,9 @@ pub enum NodeError {
     /// RDMA was asked for and cannot be had.
     #[error("--transport verbs cannot be had: {0}")]
     Verbs(#[source] VerbsError),
+    /// Leases cannot have keys of their own.
+    #[error("--lease-windows needs RDMA, which cannot be had: {0}")]
+    Windows(#[source] VerbsError),
     /// Shared memory was asked for and cannot be had.
     #[error("--transport shm cannot be had: {0}")]
     Shm(#[source] FabricError),

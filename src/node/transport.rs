@@ -85,6 +85,7 @@ impl Chosen {
             pairs: options.nic_pairs.clone(),
             gid_index: options.gid_index,
             lanes: options.streams,
+            lease_windows: options.lease_windows,
             poll: options.poll,
             ..VerbsConfig::default()
         });
@@ -94,6 +95,8 @@ impl Chosen {
         });
         match made {
             Ok(chosen) => Ok(chosen),
+            // TCP would serve by the pools' keys, which is what the node was told not to do.
+            Err(error) if options.lease_windows => Err(NodeError::Windows(error)),
             Err(error) if options.transport == TransportChoice::Auto => {
                 tracing::warn!(%error, "no RDMA: this node uses TCP");
                 tcp(options, pools)
@@ -155,7 +158,8 @@ where
     let only = options.transport == TransportChoice::Shm;
     let near = match options.transport {
         TransportChoice::Shm => Some(make().map_err(NodeError::Shm)?),
-        TransportChoice::Auto if options.shared_memory => make()
+        // A peer that maps a pool needs no key: leases would not end with theirs.
+        TransportChoice::Auto if options.shared_memory && !options.lease_windows => make()
             .inspect_err(|error: &FabricError| {
                 tracing::warn!(%error, "no shared memory with peers on this host");
             })

@@ -335,6 +335,19 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     self.peers.handle_send_refused(connection, error.scope());
                 }
             }
+            Output::Grant { connection, window, span, start, end } => {
+                match self.fabric.grant(connection, window, &span) {
+                    Ok(key) => self.peers.handle_granted(&span, (start, end), key),
+                    Err(error) => {
+                        tracing::warn!(%error, "a lease gets no key: its connection ends");
+                        self.peers.handle_send_refused(connection, error.scope());
+                    }
+                }
+            }
+            // A connection that is gone has taken its keys along.
+            Output::Revoke { connection, window } => {
+                self.fabric.revoke(connection, window).ok();
+            }
             Output::Close { connection } => self.fabric.close(connection),
         }
     }

@@ -312,6 +312,7 @@ impl Fabric for ShmFabric {
             transport: "shm",
             reads_outstanding: READS_OUTSTANDING_MAX,
             segments: READ_SEGMENTS_MAX,
+            windows: 0,
             read_bytes: READ_BYTES_MAX,
         }
     }

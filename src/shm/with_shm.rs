@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::{ShmFabric, ShmName};
 use crate::fabric::{
     Access, Capabilities, CloseReason, Completion, ConnectionId, EventBatch, Fabric, FabricError,
-    FabricEvent, ReadBatch, Region, RegionId, Wake,
+    FabricEvent, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::CONNECTIONS_MAX;
 use crate::memory::Mapping;
@@ -157,6 +157,8 @@ impl Near {
                 | FabricEvent::Completed(Completion { connection, .. }) => {
                     *connection = outer(*connection);
                 }
+                // A near fabric has no windows.
+                FabricEvent::Revoked { .. } => {}
                 FabricEvent::Closed { connection, reason } => {
                     self.note_closed(*connection, *reason);
                     *connection = outer(*connection);
@@ -181,6 +183,8 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
             reads_outstanding: far.reads_outstanding.min(near.reads_outstanding),
             segments: far.segments.min(near.segments),
             read_bytes: far.read_bytes.min(near.read_bytes),
+            // Keys end on the far fabric alone; who wants them has no near one.
+            windows: far.windows.min(near.windows),
         }
     }
 
@@ -222,6 +226,25 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
         match self.of_near(connection) {
             Some((near, id)) => near.fabric.admit(id),
             None => self.far.admit(connection),
+        }
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.grant(id, window, span),
+            None => self.far.grant(connection, window, span),
+        }
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.revoke(id, window),
+            None => self.far.revoke(connection, window),
         }
     }
 

@@ -366,6 +366,7 @@ impl Fabric for TcpFabric {
             transport: "tcp",
             reads_outstanding: READS_OUTSTANDING_MAX,
             segments: READ_SEGMENTS_MAX,
+            windows: 0,
             read_bytes: READ_BYTES_MAX,
         }
     }

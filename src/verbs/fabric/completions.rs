@@ -6,7 +6,7 @@ use super::link::Link;
 use super::messages::{ANSWER, Frame, KEYS};
 use super::regions::Regions;
 use super::wr_id::Work;
-use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent};
+use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent, WindowId};
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::ibverbs::ibv_wc;
 
@@ -18,6 +18,11 @@ impl Connection {
     pub(super) fn drain(&mut self, around: &mut Surroundings<'_>, batch: &mut EventBatch) -> bool {
         if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting) {
             return false;
+        }
+        let connection = self.id;
+        if let Some(windows) = self.windows_mut() {
+            let revoked = |window| FabricEvent::Revoked { connection, window };
+            batch.events.extend(windows.take_revoked().map(revoked));
         }
         let mut found = std::mem::take(around.found);
         let queues = self.link.as_ref().map_or(0, |link| link.queues.len());
@@ -107,9 +112,40 @@ impl Connection {
                 self.take_frame((slot, done.byte_len), around, batch)
             }
             Some(Work::Receive { .. }) => Err(Broken::PEER_CLOSED),
+            Some(work) => self.complete_window(work, done.status, batch),
             None => {
                 *around.stale += 1;
                 Ok(())
+            }
+        }
+    }
+
+    /// A window was bound, or its key has ended.
+    fn complete_window(
+        &mut self,
+        work: Work,
+        code: i32,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        match (status(code), work) {
+            (CompletionStatus::Success, Work::Invalidate { window }) => {
+                let (connection, window) = (self.id, WindowId(window));
+                if self.windows_mut().is_some_and(|windows| windows.ended(window)) {
+                    batch.events.push(FabricEvent::Revoked { connection, window });
+                }
+                Ok(())
+            }
+            (CompletionStatus::Success, _) => {
+                let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+                link.messages.release();
+                Ok(())
+            }
+            (status @ CompletionStatus::Flushed, _) => Err(Broken::by_read(status)),
+            _ => {
+                if !self.is_broken() {
+                    tracing::error!(?work, code, "a window cannot be bound or ended");
+                }
+                Err(Broken::EXHAUSTED)
             }
         }
     }
@@ -180,7 +216,7 @@ impl Connection {
             return Ok(());
         }
         match (frame, self.stage) {
-            (Frame::Ready, Stage::Ready) => self.take_ready(batch)?,
+            (Frame::Ready, Stage::Ready) => return self.take_ready(batch),
             (_, Stage::Open) if frame != Frame::Ready => {}
             _ => return Err(Broken::VIOLATION),
         }

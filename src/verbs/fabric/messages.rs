@@ -14,9 +14,11 @@ use bytemuck::{Pod, Zeroable};
 
 use super::probe::{PROBE_BYTES, is_pattern, own_memory};
 use super::wr_id::Work;
-use crate::fabric::{Access, FabricError, RemoteSpan};
+use crate::fabric::{FabricError, RemoteSpan};
 use crate::limits::MESSAGE_BYTES_MAX;
-use crate::verbs::{MemoryRegion, ProtectionDomain, QueuePair, Segment, SendList, VerbsError};
+use crate::verbs::{
+    MemoryRegion, ProtectionDomain, QueuePair, Segment, SendList, Served, VerbsError,
+};
 
 /// Receives that wait for a peer: a few requests and answers overlap, more would wait in vain.
 pub(super) const RECEIVES: u8 = 8;
@@ -90,6 +92,8 @@ pub(super) struct Messages {
     /// The peer's receives: more credits than this are a violation.
     receives: u32,
     owed: u32,
+    /// Binds that must complete before the next message leaves.
+    held: u32,
     free: ArrayVec<u8, { SENDS as usize }>,
     /// Messages that wait for credits or slots. Allocates only for a peer that is behind.
     waiting: VecDeque<(u16, Vec<u8>)>,
@@ -103,10 +107,11 @@ impl Messages {
         let memory = own_memory("kvrail-messages", len)?;
         Ok(Self {
             pair: Some(pair),
-            ring: MemoryRegion::new(domain, memory, Access::Local)?,
+            ring: MemoryRegion::new(domain, memory, Served::No)?,
             credits: 0,
             receives: 0,
             owed: 0,
+            held: 0,
             free: (0..SENDS).collect(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -193,7 +198,17 @@ impl Messages {
     }
 
     fn can_send(&self) -> bool {
-        self.credits > 1 && !self.free.is_empty()
+        self.held == 0 && self.credits > 1 && !self.free.is_empty()
+    }
+
+    /// Messages from now on wait for one more call of [`Self::release`].
+    pub(super) fn hold(&mut self) {
+        self.held += 1;
+    }
+
+    /// See [`Self::hold`]. What waits leaves at the next [`Self::advance`].
+    pub(super) fn release(&mut self) {
+        self.held = self.held.saturating_sub(1);
     }
 
     fn transmit(&mut self, kind: u16, message: &[u8]) -> Result<(), VerbsError> {

@@ -39,6 +39,7 @@ mod probe;
 mod regions;
 mod service;
 mod table;
+mod windows;
 mod wr_id;
 
 use std::fmt;
@@ -58,9 +59,10 @@ use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
 use super::gid::GidChoice;
+use super::memory_region::Served;
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
-    RegionId, Wake,
+    RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
@@ -366,12 +368,18 @@ impl Fabric for VerbsFabric {
             reads_outstanding: self.nics.reads as usize,
             segments: self.nics.segments as usize,
             read_bytes: self.nics.read_bytes,
+            windows: self.nics.windows,
         }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
-        let region = self.regions.register(&self.nics, memory, access)?;
-        if access == Access::RemoteRead {
+        let served = match access {
+            Access::Local => Served::No,
+            Access::RemoteRead if self.nics.windows > 0 => Served::ByWindows,
+            Access::RemoteRead => Served::Whole,
+        };
+        let region = self.regions.register(&self.nics, memory, served)?;
+        if served == Served::Whole {
             let readers = self.table.whole_mut().filter(|(_, connection)| connection.can_post());
             let readers: Vec<_> = readers.map(|(id, _)| id).collect();
             let now = coarse();
@@ -383,6 +391,11 @@ impl Fabric for VerbsFabric {
     }
 
     fn deregister(&mut self, region: RegionId) {
+        for (_, connection) in self.table.iter_mut() {
+            if let Some(windows) = connection.windows_mut() {
+                windows.forget(region);
+            }
+        }
         self.regions.deregister(region, &mut self.table);
     }
 
@@ -404,12 +417,34 @@ impl Fabric for VerbsFabric {
 
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
         let open = self.table.get(connection).ok_or(FabricError::Closed)?;
-        open.admit()?;
+        if let Err(error) = open.admit(&self.nics) {
+            tracing::warn!(%error, "a connection ends");
+            self.with(connection, coarse(), |_, _| Err(Broken::EXHAUSTED));
+            return Err(error.into());
+        }
         let keys: Vec<u32> = self.regions.served().collect();
         self.with(connection, coarse(), |connection, around| {
             keys.iter().try_for_each(|key| connection.tell(*key, around))
         });
         Ok(())
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        let open = open.ok_or(FabricError::Closed)?;
+        self.active = true;
+        if self.nics.windows == 0 { Ok(span.rkey) } else { open.grant(window, span, &self.regions) }
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        self.active = true;
+        open.ok_or(FabricError::Closed)?.revoke(window)
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
