@@ -41,6 +41,8 @@ pub enum LendRefusal {
     Quota,
     /// The block's pin count is at its limit.
     Pins,
+    /// No window is free to give the lease keys of its own.
+    Windows,
     /// The node is shutting down: ask another owner.
     Draining,
     /// Leases keep as much of this node's memory as it lets them.
@@ -51,8 +53,8 @@ pub enum LendRefusal {
 
 impl LendRefusal {
     /// All refusals.
-    pub const ALL: [Self; 5] =
-        [Self::Quota, Self::Pins, Self::Draining, Self::Pressure, Self::Leases];
+    pub const ALL: [Self; 6] =
+        [Self::Quota, Self::Pins, Self::Windows, Self::Draining, Self::Pressure, Self::Leases];
 
     /// The name that metrics use.
     #[must_use]
@@ -60,6 +62,7 @@ impl LendRefusal {
         match self {
             Self::Quota => "quota",
             Self::Pins => "pins",
+            Self::Windows => "windows",
             Self::Draining => "draining",
             Self::Pressure => "pressure",
             Self::Leases => "leases",

@@ -40,8 +40,15 @@ pub const POOLS_MAX: usize = 16;
 /// Blocks in one lend request: 512 blocks of 16 tokens are an 8,192-token prefix.
 pub const LEND_BLOCKS_MAX: usize = 512;
 
-/// Regions that a node may lend from: one per pool and NIC that needs several.
+/// Regions that a node may lend from: its pools and some room.
 pub const REGIONS_MAX: usize = 64;
+
+/// RDMA NICs that one node uses: as many as hosts with eight GPUs have for their data.
+pub const NICS_MAX: usize = 8;
+
+/// Registrations that one NIC needs for one region, where it takes no longer ones. Their keys for
+/// [`NICS_MAX`] NICs fit one peer message.
+pub const REGION_CHUNKS_MAX: usize = 512;
 
 /// Longest peer message, bytes: a lease over [`LEND_BLOCKS_MAX`] loans of 40 bytes is the largest.
 pub const MESSAGE_BYTES_MAX: usize = 64 + LEND_BLOCKS_MAX * 40;
@@ -54,6 +61,13 @@ pub const READ_BYTES_MAX: u32 = 8 << 20;
 
 /// READs of one connection that may be outstanding.
 pub const READS_OUTSTANDING_MAX: usize = 1024;
+
+/// Keys of their own that the leases of one peer can have at once: two for each of the 64 leases that
+/// it may hold by default. A lease over blocks that lie in one piece needs one.
+pub const LEASE_WINDOWS: u16 = 128;
+
+/// Time for the keys of an expired lease to end. Then its requester's connection is cut.
+pub const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Data streams between two nodes on the TCP fabric.
 pub const STREAMS_MAX: usize = 16;

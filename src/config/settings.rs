@@ -10,12 +10,12 @@ use clap::Args;
 use super::layers::Settings;
 use super::values::{
     HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, device_name, duration,
-    log_filter, rate,
+    log_filter, nic_pair, rate,
 };
 use crate::limits;
 use crate::node::TransportChoice;
 use crate::types::{NodeId, PolicyKind, RequesterId};
-use crate::verbs::PollMode;
+use crate::verbs::{NicPair, PollMode};
 
 /// What `kvrail serve` may be told.
 #[derive(Debug, Clone, Default, Args)]
@@ -137,18 +137,35 @@ pub struct ServeSettings {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transfer_timeout: Option<Duration>,
 
-    /// Fabric to peers: auto, verbs or tcp (default auto)
+    /// Fabric to peers: auto, verbs, tcp or shm (default auto)
     ///
-    /// auto takes RDMA where a device works, else TCP, and logs why. All nodes of a cluster must end
-    /// up with the same one.
+    /// auto takes RDMA where a device works, else TCP, and logs why; all hosts of a cluster must end
+    /// up with the same one. Peers on this host are reached over shared memory. verbs and tcp use
+    /// nothing else; shm connects to no other host.
     #[arg(long, value_name = "TRANSPORT")]
     pub transport: Option<TransportChoice>,
 
-    /// RDMA device, such as mlx5_0 (default: the first that works)
-    #[arg(long, value_name = "NAME", value_parser = device_name)]
-    pub rdma_device: Option<String>,
+    /// Let auto reach peers on this host as it reaches others (default false)
+    ///
+    /// Without it, nodes of one user on one host map each other's pools for reading.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub no_shm: Option<bool>,
 
-    /// Index of the GID that peers are told (default: RoCE v2 on IPv4 before other addresses)
+    /// RDMA device, such as mlx5_0; repeat it, or separate several by commas (default: all of the fastest)
+    ///
+    /// The default takes every device that works and is as fast as the fastest one, and logs which it
+    /// left out and why. At most 8.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = device_name)]
+    pub rdma_device: Vec<String>,
+
+    /// Device of a peer that one of ours talks to, such as mlx5_0=mlx5_2; several by commas (default: by NUMA node)
+    ///
+    /// For networks where not every device reaches every other. Where both ends are told, the one that
+    /// connects decides; a peer without that device is paired as by default. The log shows the pairs.
+    #[arg(long, value_name = "OURS=THEIRS", value_delimiter = ',', value_parser = nic_pair)]
+    pub nic_pairs: Vec<NicPair>,
+
+    /// Index of the GID that peers are told, on each device (default: RoCE v2 on IPv4 before other addresses)
     #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u32).range(0..=255))]
     pub gid_index: Option<u32>,
 
@@ -157,6 +174,16 @@ pub struct ServeSettings {
     /// busy has the lowest latency and takes a core for good; event takes the least processor time.
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,
+
+    /// Give each lease keys of its own, which end with it; needs RDMA with memory windows (default false)
+    ///
+    /// Without it a peer reads by its pool's one key, and the end of an expired lease cuts the peer's
+    /// connection. With it only that lease ends, and a key reads nothing but what its lease lends. A
+    /// lend then waits for the device to make the key, and a lease needs one key for each run of
+    /// blocks that lie next to each other, of 128 that a peer can have at once. All of a cluster need
+    /// not have the same.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub lease_windows: Option<bool>,
 
     /// Data streams to each peer, 1 to 16 (default 2)
     ///
@@ -220,6 +247,11 @@ pub struct ServeSettings {
     pub parent_death: Option<u32>,
 }
 
+/// The upper list, unless it was not given.
+fn given<T>(upper: Vec<T>, lower: Vec<T>) -> Vec<T> {
+    if upper.is_empty() { lower } else { upper }
+}
+
 impl Settings for ServeSettings {
     fn over(self, lower: Self) -> Self {
         Self {
@@ -228,7 +260,7 @@ impl Settings for ServeSettings {
             advertise: self.advertise.or(lower.advertise),
             socket: self.socket.or(lower.socket),
             socket_mode: self.socket_mode.or(lower.socket_mode),
-            pool: if self.pool.is_empty() { lower.pool } else { self.pool },
+            pool: given(self.pool, lower.pool),
             huge_pages: self.huge_pages.or(lower.huge_pages),
             lock: self.lock.or(lower.lock),
             capacity: self.capacity.or(lower.capacity),
@@ -243,9 +275,12 @@ impl Settings for ServeSettings {
             lease_margin: self.lease_margin.or(lower.lease_margin),
             transfer_timeout: self.transfer_timeout.or(lower.transfer_timeout),
             transport: self.transport.or(lower.transport),
-            rdma_device: self.rdma_device.or(lower.rdma_device),
+            no_shm: self.no_shm.or(lower.no_shm),
+            rdma_device: given(self.rdma_device, lower.rdma_device),
+            nic_pairs: given(self.nic_pairs, lower.nic_pairs),
             gid_index: self.gid_index.or(lower.gid_index),
             poll: self.poll.or(lower.poll),
+            lease_windows: self.lease_windows.or(lower.lease_windows),
             streams: self.streams.or(lower.streams),
             lease_quota: self.lease_quota.or(lower.lease_quota),
             lease_bytes: self.lease_bytes.or(lower.lease_bytes),

@@ -9,12 +9,12 @@ mod plan;
 mod shared;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tokio::task::JoinSet;
 
+use super::transport::PeerAddress;
 use crate::event::{Event, EventSink, RegistryCall};
 use crate::peer::FetchOutcome;
 use crate::protocol::door::Source;
@@ -44,7 +44,7 @@ const TRIES: u8 = 2;
 pub(super) struct FetcherParts {
     pub(super) node: NodeId,
     pub(super) registry: Arc<dyn OwnerRegistry>,
-    pub(super) data: DataHandle<SocketAddr>,
+    pub(super) data: DataHandle<PeerAddress>,
     pub(super) store: Arc<Store>,
     pub(super) clock: Clock,
     pub(super) sink: Arc<dyn EventSink>,
@@ -253,7 +253,8 @@ impl Fetcher {
             answered(Load::default());
             return vec![FetchOutcome::Failed(Scope::Peer); blocks];
         };
-        let Ok(fetched) = self.parts.data.fetch(lend.owner, address, namespace, hashes).await
+        let endpoint = PeerAddress { node: lend.owner, address };
+        let Ok(fetched) = self.parts.data.fetch(lend.owner, endpoint, namespace, hashes).await
         else {
             answered(Load::default());
             return vec![FetchOutcome::Failed(Scope::Local); blocks];

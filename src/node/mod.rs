@@ -17,6 +17,7 @@ mod evictions;
 mod fetcher;
 mod landing;
 mod options;
+mod reach;
 mod residency;
 mod snapshot;
 mod transport;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use options::{NodeError, NodeOptions, RegistryChoice};
+pub use reach::{Neighbours, Reach};
 pub use residency::Reserved;
 pub use snapshot::NodeSnapshot;
 pub use transport::TransportChoice;
@@ -53,13 +55,14 @@ use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
+use crate::sys::watch::Watch;
 use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
 
 use fetcher::{Fetcher, FetcherParts};
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
-use transport::Chosen;
+use transport::{Chosen, PeerAddress};
 
 /// How long a local client waits for the registry to know what it saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -84,7 +87,7 @@ pub struct Inner {
     registry_name: String,
     residency: Arc<Residency>,
     fetcher: Arc<Fetcher>,
-    data: DataHandle<SocketAddr>,
+    data: DataHandle<PeerAddress>,
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
     clock: Clock,
@@ -140,7 +143,8 @@ impl Node {
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-        let chosen = Chosen::new(&options, &served(&residency)?)?;
+        let served = served(&options, &residency)?;
+        let chosen = Chosen::new(&options, &served)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
@@ -156,10 +160,10 @@ impl Node {
         let local = local_node(&identity, requester, &options.secret)?;
         let started = match chosen {
             Chosen::Verbs(fabric, regions) => {
-                start_data((*fabric, regions), local, &options, &residency)?
+                start_data((*fabric, regions, &served), local, &options, &residency)?
             }
             Chosen::Tcp(fabric, regions) => {
-                start_data((*fabric, regions), local, &options, &residency)?
+                start_data((*fabric, regions, &served), local, &options, &residency)?
             }
         };
         let StartedData { handle: data, thread, transport } = started;
@@ -278,9 +282,13 @@ fn local_node(
 }
 
 /// What peers may read: the pools, and last a page for those who probe the way here. That it is the last
-/// is how they know it. The fabric keeps its memory.
-fn served(residency: &Residency) -> Result<Vec<Arc<HostPool>>, NodeError> {
+/// is how they know it. Where leases have keys of their own nothing is served without one, and probes
+/// ask for a message alone.
+fn served(options: &NodeOptions, residency: &Residency) -> Result<Vec<Arc<HostPool>>, NodeError> {
     let mut served = residency.pools.clone();
+    if options.lease_windows {
+        return Ok(served);
+    }
     served.push(HostPool::create(&PoolOptions {
         id: PoolId(u16::MAX),
         bytes: limits::PROBE_BYTES.into(),
@@ -294,21 +302,22 @@ fn served(residency: &Residency) -> Result<Vec<Arc<HostPool>>, NodeError> {
 /// A data thread that runs.
 #[derive(Debug)]
 struct StartedData {
-    handle: DataHandle<SocketAddr>,
+    handle: DataHandle<PeerAddress>,
     thread: DataJoin,
     transport: &'static str,
 }
 
 /// Starts the data thread on a fabric with which the pools are registered.
 fn start_data<F>(
-    (fabric, regions): (F, Vec<PoolRegion>),
+    (fabric, regions, served): (F, Vec<PoolRegion>, &[Arc<HostPool>]),
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
 ) -> Result<StartedData, NodeError>
 where
-    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send + 'static,
+    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Watch + Send + 'static,
 {
+    let fabric = transport::with_neighbours(fabric, (&regions, served), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
     let config = PeerConfig {

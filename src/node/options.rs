@@ -14,7 +14,7 @@ use crate::runtime::door::BindError;
 use crate::sim::fault::FaultSpec;
 use crate::store::StoreConfigError;
 use crate::types::{NodeId, RequesterId, WordError};
-use crate::verbs::{PollMode, VerbsError};
+use crate::verbs::{NicPair, PollMode, VerbsError};
 
 /// Where owners are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,12 +42,18 @@ pub struct NodeOptions {
     pub secret: Vec<u8>,
     /// Which fabric.
     pub transport: TransportChoice,
-    /// The RDMA device; the first that works where absent.
-    pub rdma_device: Option<String>,
-    /// The index of the GID to use; the best one where absent.
+    /// Whether peers on this host may be reached over shared memory where the choice is automatic.
+    pub shared_memory: bool,
+    /// The RDMA devices; all that work and are as fast as the fastest where empty.
+    pub rdma_devices: Vec<String>,
+    /// Which device of a peer ours talk to; by NUMA node where empty.
+    pub nic_pairs: Vec<NicPair>,
+    /// The index of the GID to use on each; the best one where absent.
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
     pub poll: PollMode,
+    /// Whether leases have keys of their own.
+    pub lease_windows: bool,
     /// Data streams per peer: sockets, or queue pairs.
     pub streams: usize,
     /// Memory pools, at least one.
@@ -95,6 +101,12 @@ pub enum NodeError {
     /// RDMA was asked for and cannot be had.
     #[error("--transport verbs cannot be had: {0}")]
     Verbs(#[source] VerbsError),
+    /// Leases cannot have keys of their own.
+    #[error("--lease-windows needs RDMA, which cannot be had: {0}")]
+    Windows(#[source] VerbsError),
+    /// Shared memory was asked for and cannot be had.
+    #[error("--transport shm cannot be had: {0}")]
+    Shm(#[source] FabricError),
     /// The leases.
     #[error(transparent)]
     Lease(#[from] LeaseConfigError),

@@ -64,7 +64,7 @@ impl Inner {
         // A data thread that hangs is to be seen here, not waited for.
         let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
         let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
-        let stats = self.residency.store.stats();
+        let stats = self.residency.count().await;
         let announcer = self.announcer.state();
         let pools = self.residency.pools.iter().map(|pool| {
             let usage = pool.usage();
@@ -106,10 +106,11 @@ impl Inner {
             peers: peers
                 .connected
                 .iter()
-                .map(|(node, requester)| PeerStat {
-                    id: node.to_string(),
-                    requester: requester.to_string(),
+                .map(|peer| PeerStat {
+                    id: peer.node.to_string(),
+                    requester: peer.requester.to_string(),
                     state: "connected".to_owned(),
+                    transport: peer.transport.to_owned(),
                 })
                 .collect(),
             health: peers.health.iter().map(|entry| health_stat(entry, peers.at)).collect(),

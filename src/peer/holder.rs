@@ -3,19 +3,26 @@
 //! A lend is answered within the event that brought it: the blocks are pinned in one call to the
 //! store, quotas are checked, and the answer is written into a buffer that is kept. A lease that
 //! expires is no completion: first its requester loses access, then the pins go, and no rank moves
-//! (invariant 2).
+//! (invariant 2). Where leases have keys of their own, that is the end of these keys alone, and the
+//! requester's other leases go on; else its connection is closed.
+//!
+//! A lease that its requester completes or gives back is unpinned at once, and the end of its keys is
+//! asked for in the same round: the reader has said that it reads no more.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::Remote;
 use super::landing::Landing;
-use super::outbox::Context;
+use super::outbox::{Context, Outbox};
 use super::pressure::Pressure;
+use super::windows::Windows;
 use crate::event::{Event, EventSink, LendRefusal};
+use crate::fabric::{ConnectionId, WindowId};
 use crate::lease::{
     Completed, Completion, LeaseConfig, LeaseConfigError, LeaseTable, Residents, Usage,
 };
+use crate::limits;
 use crate::protocol::{HashEntry, Loan, LoanEntry, Message, RanksStatus, millis};
 use crate::store::{Found, PinError, Store};
 use crate::types::{
@@ -38,8 +45,9 @@ pub(super) struct Holder {
     leases: LeaseTable,
     pressure: Pressure,
     sink: Arc<dyn EventSink>,
-    /// Requesters whose access is being cut.
-    cutting: Vec<RequesterIndex>,
+    windows: Windows,
+    /// Requesters whose access is being cut, and until when the end of keys is waited for.
+    cutting: Vec<(RequesterIndex, Timestamp)>,
     draining: bool,
     keys: Vec<BlockKey>,
     pinned: Vec<Result<Found, PinError>>,
@@ -48,8 +56,7 @@ pub(super) struct Holder {
 
 impl Holder {
     pub(super) fn new(
-        config: LeaseConfig,
-        pressure: Pressure,
+        (config, pressure, windows): (LeaseConfig, Pressure, u16),
         store: Arc<Store>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, LeaseConfigError> {
@@ -58,6 +65,7 @@ impl Holder {
             leases: LeaseTable::new(config, Arc::clone(&sink))?,
             pressure,
             sink,
+            windows: Windows::new(windows),
             cutting: Vec::new(),
             draining: false,
             keys: Vec::new(),
@@ -94,7 +102,9 @@ impl Holder {
         };
         let (ttl_ms, load) = (self.ttl_ms(), self.load(cx.landing));
         let answer = Message::Lease { request, lease, ttl_ms, load, loans: &loans };
-        cx.outbox.send(remote.connection, &answer);
+        let runs = self.windows.settle(remote.connection, lease);
+        cx.outbox.send_granted(remote.connection, &answer, runs);
+        self.windows.begin();
         cx.outbox.loans = loans;
     }
 
@@ -115,7 +125,8 @@ impl Holder {
                 return LeaseId::NONE;
             }
         };
-        let (mut over_pinned, mut over_pressed) = (0, 0);
+        let (mut over_pinned, mut over_pressed, mut without_window) = (0, 0, 0);
+        let reader = (remote.connection, remote.requester);
         for pinned in &self.pinned {
             let loan = match *pinned {
                 Ok(found) => match landing.remote(&found.payload.extent) {
@@ -124,6 +135,12 @@ impl Holder {
                         Residents::unpin(&*self.store, found.id);
                         over_pressed += 1;
                         Loan::Busy(LendRefusal::Pressure)
+                    }
+                    Some(span) if !self.windows.cover(reader, &span) => {
+                        draft.skip();
+                        Residents::unpin(&*self.store, found.id);
+                        without_window += 1;
+                        Loan::Busy(LendRefusal::Windows)
                     }
                     Some(span) if draft.lend(found.id, span.len.into()).is_ok() => {
                         room -= u64::from(span.len);
@@ -134,8 +151,11 @@ impl Holder {
                             checksum: found.payload.checksum,
                         }
                     }
-                    // The draft has let go of the pin.
-                    Some(_) => Loan::Busy(LendRefusal::Quota),
+                    // Over quota; the draft has let go of the pin.
+                    Some(span) => {
+                        self.windows.uncover(remote.connection, &span);
+                        Loan::Busy(LendRefusal::Quota)
+                    }
                     None => {
                         draft.skip();
                         Residents::unpin(&*self.store, found.id);
@@ -154,7 +174,11 @@ impl Holder {
             };
             loans.push(loan.into());
         }
-        let refused = [(LendRefusal::Pins, over_pinned), (LendRefusal::Pressure, over_pressed)];
+        let refused = [
+            (LendRefusal::Pins, over_pinned),
+            (LendRefusal::Pressure, over_pressed),
+            (LendRefusal::Windows, without_window),
+        ];
         for (reason, blocks) in refused.into_iter().filter(|(_, blocks)| *blocks > 0) {
             self.sink.emit(Event::LendRefused { reason, blocks });
         }
@@ -189,17 +213,21 @@ impl Holder {
             Completed::Replayed => RanksStatus::Replayed,
             Completed::Unknown | Completed::WrongShape => RanksStatus::Unknown,
         };
+        if status == RanksStatus::Recorded {
+            self.windows.revoke(completion.lease, cx.outbox);
+        }
         let (lease, load) = (completion.lease, self.load(cx.landing));
         let answer = Message::Ranks { lease, status, load, ranks: &self.ranks };
         cx.outbox.send(remote.connection, &answer);
     }
 
     /// A lease came back unread; [`LeaseId::NONE`] means all that this requester holds.
-    pub(super) fn handle_abort(&mut self, remote: &Remote, lease: LeaseId) {
+    pub(super) fn handle_abort(&mut self, remote: &Remote, lease: LeaseId, outbox: &mut Outbox) {
         if lease == LeaseId::NONE {
             self.leases.abort_all(remote.requester, &*self.store);
-        } else {
-            self.leases.abort(lease, remote.borrower(), &*self.store);
+            self.windows.revoke_all(remote.requester, outbox);
+        } else if self.leases.abort(lease, remote.borrower(), &*self.store) {
+            self.windows.revoke(lease, outbox);
         }
     }
 
@@ -209,23 +237,66 @@ impl Holder {
         self.leases.supersede(requester, epoch, &*self.store);
     }
 
-    /// A requester with an expired lease: cut its access, then say [`Self::handle_cut`].
+    /// A requester with an expired lease: cut its access, then say [`Self::handle_cut`]; unless
+    /// [`Self::revoke_expired`] does.
     pub(super) fn poll_cut(&mut self, now: Timestamp) -> Option<RequesterIndex> {
         let requester = self.leases.poll_cut(now)?;
-        if !self.cutting.contains(&requester) {
-            self.cutting.push(requester);
+        if !self.is_cutting(requester) {
+            self.cutting.push((requester, now + limits::REVOKE_TIMEOUT));
         }
         Some(requester)
     }
 
-    pub(super) fn is_cutting(&self, requester: RequesterIndex) -> bool {
-        self.cutting.contains(&requester)
+    /// Ends the keys of a requester's expired leases, where leases have keys of their own.
+    pub(super) fn revoke_expired(
+        &mut self,
+        requester: RequesterIndex,
+        outbox: &mut Outbox,
+    ) -> bool {
+        for lease in self.leases.cutting(requester) {
+            self.windows.revoke(lease, outbox);
+        }
+        self.windows.are_used()
     }
 
-    /// The requester can read nothing more.
+    /// A requester of whose expired leases no key is left.
+    pub(super) fn poll_revoked(&mut self) -> Option<RequesterIndex> {
+        if !self.windows.are_used() {
+            return None;
+        }
+        let done = |&&(requester, _): &&(RequesterIndex, _)| {
+            !self.leases.cutting(requester).any(|lease| self.windows.serve(lease))
+        };
+        self.cutting.iter().find(done).map(|(requester, _)| *requester)
+    }
+
+    /// A requester whose keys did not end in time: cut its access as without keys.
+    pub(super) fn poll_overdue(&mut self, now: Timestamp) -> Option<RequesterIndex> {
+        let waiting = self.windows.are_used().then_some(&mut self.cutting)?;
+        let (requester, limit) = waiting.iter_mut().find(|(_, limit)| *limit <= now)?;
+        // Once: what follows is the end of its connections.
+        *limit = Timestamp::ZERO + Duration::MAX;
+        Some(*requester)
+    }
+
+    /// The fabric has ended a key.
+    pub(super) fn handle_revoked(&mut self, on: ConnectionId, window: WindowId) {
+        self.windows.handle_revoked(on, window);
+    }
+
+    /// A connection is gone, and its keys with it.
+    pub(super) fn handle_closed(&mut self, on: ConnectionId) {
+        self.windows.handle_closed(on);
+    }
+
+    pub(super) fn is_cutting(&self, requester: RequesterIndex) -> bool {
+        self.cutting.iter().any(|(other, _)| *other == requester)
+    }
+
+    /// The requester can read nothing more of what has expired.
     pub(super) fn handle_cut(&mut self, requester: RequesterIndex) {
         if self.is_cutting(requester) {
-            self.cutting.retain(|other| *other != requester);
+            self.cutting.retain(|(other, _)| *other != requester);
             self.leases.handle_cut(requester, &*self.store);
         }
     }
@@ -241,7 +312,9 @@ impl Holder {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        self.leases.poll_timeout()
+        let revoking = self.windows.are_used().then_some(&self.cutting);
+        let limits = revoking.into_iter().flatten().map(|(_, limit)| *limit);
+        self.leases.poll_timeout().into_iter().chain(limits).min()
     }
 
     /// What all requesters hold.

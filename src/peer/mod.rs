@@ -11,9 +11,11 @@
 //!
 //! **One connection per node.** A new one replaces the old, which is closed and drained first; of two
 //! that are made at once the one that the lower [`NodeId`] opened stays. So "cut a requester's
-//! access" (invariant 2) is to close one connection and wait for its end.
+//! access" (invariant 2) is to close one connection and wait for its end, or to end the keys of its
+//! expired leases where leases have keys of their own.
 #![forbid(unsafe_code)]
 
+mod asked;
 mod care;
 mod closing;
 mod connection;
@@ -28,6 +30,7 @@ mod requester;
 mod requesters;
 mod settle;
 mod stall;
+mod windows;
 #[cfg(test)]
 mod tests;
 
@@ -42,19 +45,23 @@ pub use pressure::Pressure;
 pub use requester::RequesterConfig;
 
 use crate::event::{Event, EventSink, LendRefusal};
-use crate::fabric::{Capabilities, CompletionStatus, ConnectionId, FabricEvent, ReadBatch};
+use crate::fabric::{
+    Capabilities, CompletionStatus, ConnectionId, FabricEvent, ReadBatch, RemoteSpan,
+};
 use crate::health::{BreakerConfig, Health, Nic};
-use crate::lease::{Borrower, Completion, LeaseConfig, LeaseConfigError, Usage};
+use crate::lease::{LeaseConfig, LeaseConfigError, Usage};
 use crate::limits;
 use crate::protocol::{
     DecodeError, GoodbyeReason, Loan, Message, RegionEntry, RejectReason, SecretKey, decode,
+    set_loan_keys,
 };
 use crate::store::Store;
 use crate::transfer::Transfers;
 use crate::types::{Load, NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
-use connection::{Connection, Remote, State};
+use asked::{handle_asked, load_of};
+use connection::{Connection, State};
 use fetch::{Granted, Violation};
-use holder::{Holder, Lend};
+use holder::Holder;
 use outbox::{Context, Outbox};
 use requester::Requester;
 use requesters::Requesters;
@@ -136,7 +143,11 @@ impl<L: Landing> Peers<L> {
         let transfers = Transfers::new(capabilities);
         Ok(Self {
             requester: Requester::new(config.requester, local.epoch, transfers),
-            holder: Holder::new(config.lease, config.pressure, store, Arc::clone(&sink))?,
+            holder: Holder::new(
+                (config.lease, config.pressure, capabilities.windows),
+                store,
+                Arc::clone(&sink),
+            )?,
             local,
             nonces: 0,
             sink,
@@ -181,7 +192,9 @@ impl<L: Landing> Peers<L> {
             || self.connections.values().any(|connection| connection.leads_to() == Some(node))
     }
 
-    fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
+    /// The connection to `node` that is up.
+    #[must_use]
+    pub fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
         up_to(&self.connections, node)
     }
 
@@ -216,6 +229,10 @@ impl<L: Landing> Peers<L> {
                 }
                 self.requester.handle_completion(&completion, &*self.sink, now);
                 self.break_and_settle(Scope::Path, landing, now);
+            }
+            FabricEvent::Revoked { connection, window } => {
+                self.holder.handle_revoked(connection, window);
+                self.finish_cuts(landing, now);
             }
             FabricEvent::Closed { connection, reason } => {
                 self.handle_closed(connection, reason, landing, now);
@@ -309,8 +326,9 @@ impl<L: Landing> Peers<L> {
         self.resume_held(now);
         self.break_and_settle(Scope::Path, landing, now);
         self.check_silence(now);
+        self.cut_overdue(now);
         self.cut_expired(now);
-        self.raise_proven(landing, now);
+        self.finish_cuts(landing, now);
         self.begin_probes(now);
         self.tend(landing, now);
     }
@@ -363,7 +381,12 @@ impl<L: Landing> Peers<L> {
         self.outbox.bytes(start, end)
     }
 
-    /// A message could not be sent: its peer does not drain what we say, so the connection ends.
+    /// The key of an [`Output::Grant`].
+    pub fn handle_granted(&mut self, span: &RemoteSpan, (start, end): (usize, usize), key: u32) {
+        set_loan_keys(self.outbox.bytes_mut(start, end), span, key);
+    }
+
+    /// A message could not be sent, or no key given: its peer does not drain what we say, so the connection ends.
     pub fn handle_send_refused(&mut self, connection: ConnectionId, scope: Scope) {
         self.close(connection, scope);
     }
@@ -441,41 +464,4 @@ fn up_to(connections: &BTreeMap<ConnectionId, Connection>, node: NodeId) -> Opti
         State::Up { remote } if remote.node == node => Some(*id),
         _ => None,
     })
-}
-
-/// What a reply says about its sender's load.
-const fn load_of(message: &Message<'_>) -> Option<Load> {
-    match message {
-        Message::Lease { load, .. }
-        | Message::Renewed { load, .. }
-        | Message::Ranks { load, .. }
-        | Message::Pong { load, .. } => Some(*load),
-        _ => None,
-    }
-}
-
-/// What a requester asks of this node as a holder.
-fn handle_asked<L: Landing>(
-    holder: &mut Holder,
-    remote: &Remote,
-    asked: Message<'_>,
-    cx: &mut Context<'_, L>,
-) {
-    match asked {
-        Message::Lend { request, namespace, hashes } => {
-            holder.handle_lend(remote, &Lend { request, namespace, hashes }, cx);
-        }
-        Message::Renew { lease } => holder.handle_renew(remote, lease, cx),
-        Message::Complete { lease, epoch, outcomes } => {
-            let borrower = Borrower { epoch, ..remote.borrower() };
-            let (count, bitmap) = (outcomes.count(), outcomes.bitmap());
-            holder.handle_complete(remote, &Completion { borrower, lease, count, bitmap }, cx);
-        }
-        Message::Abort { lease, .. } => holder.handle_abort(remote, lease),
-        Message::Ping { token } => {
-            let load = holder.load(cx.landing);
-            cx.outbox.send(remote.connection, &Message::Pong { token, load });
-        }
-        _ => {}
-    }
 }

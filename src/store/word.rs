@@ -8,7 +8,7 @@
 //!       21      marked: an event has marked its rank; see `Policy::marks_rank`
 //!       22      finished: `finished_sending` was counted
 //!       23      fresh: the tag is the slot's generation; else it is the position in a log
-//!       24      unused
+//!       24      served: its requesters are not empty
 //!       25..64  tag, 39 bits: makes the word one that this slot never had before
 //! ```
 //!
@@ -66,6 +66,7 @@ pub(super) enum Flag {
     Marked = 1 << 21,
     Finished = 1 << 22,
     Fresh = 1 << 23,
+    Served = 1 << 24,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +122,19 @@ impl Word {
             && self.0 >> TAG_AT == position
     }
 
+    /// Whether this is a word of a resident in the log of `rank`, at a place before `position`: one
+    /// that a touch which has appended there may still exchange. Positions come round, so "before" is
+    /// the shorter way. (2^38 of them are three days at a million placements a second; so long a
+    /// resident would have to lie untouched, to be missed by a sweep within its next touch.)
+    pub(super) fn is_before(self, rank: EvictionRank, position: u64) -> bool {
+        let ahead = position.wrapping_sub(self.0 >> TAG_AT) & ((1 << TAG_BITS) - 1);
+        self.state() == State::Live
+            && self.pins() == 0
+            && !self.has(Flag::Fresh)
+            && self.rank() == rank
+            && ahead >> (TAG_BITS - 1) == 0
+    }
+
     /// Whether somebody's operation on it is under way, which anybody may finish.
     pub(super) fn is_pending(self) -> bool {
         matches!(self.state(), State::Placing | State::Serving | State::Claimed)
@@ -166,7 +180,8 @@ impl Word {
 mod tests {
     use super::*;
 
-    const FLAGS: [Flag; 4] = [Flag::Fetched, Flag::Marked, Flag::Finished, Flag::Fresh];
+    const FLAGS: [Flag; 5] =
+        [Flag::Fetched, Flag::Marked, Flag::Finished, Flag::Fresh, Flag::Served];
     const STATES: [State; 7] = [
         State::Free,
         State::Arriving,
@@ -185,13 +200,16 @@ mod tests {
             let word = full.with_state(state);
             assert_eq!((word.state(), word.rank(), word.pins()), (state, EvictionRank::LAST, 4095));
             assert_eq!(word.generation(), Some(u32::MAX));
-            assert_eq!(FLAGS.map(|flag| word.has(flag)), [true; 4]);
+            assert_eq!(FLAGS.map(|flag| word.has(flag)), [true; 5]);
             let low = word.with_rank(EvictionRank::FIRST).unpinned().unwrap();
             assert_eq!((low.state(), low.rank().get(), low.pins()), (state, 1, 4094));
         }
         let position = (1 << TAG_BITS) - 1;
         let placed = Word::FREE.with_rank(EvictionRank::LAST).placed_at(position);
         assert!(placed.is_at(position) && !placed.is_at(position - 1));
+        assert!(placed.is_before(EvictionRank::LAST, 0), "positions come round");
+        assert!(!placed.is_before(EvictionRank::LAST, position - 1));
+        assert!(!placed.is_before(EvictionRank::FIRST, 0), "another log");
         assert!(!placed.pinned().unwrap().is_at(position), "pinned: in no list");
         assert!(!placed.with(Flag::Fresh).is_at(position), "a generation is no position");
         assert_eq!((placed.rank(), placed.generation()), (EvictionRank::LAST, None));

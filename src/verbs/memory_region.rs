@@ -8,18 +8,29 @@ use std::sync::Arc;
 
 use super::error::VerbsError;
 use super::protection_domain::ProtectionDomain;
-use crate::fabric::Access;
 use crate::memory::Mapping;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::ibv_mr;
 
-/// A registration of a whole mapping. Ended when dropped.
+/// What peers may do with a registration, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// Nothing.
+    No,
+    /// READ it by the registration's own key.
+    Whole,
+    /// READ those parts of it that a [`super::MemoryWindow`] is bound to; its own key reads nothing.
+    ByWindows,
+}
+
+/// A registration of a mapping, or of a part of it. Ended when dropped.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     lkey: u32,
     rkey: u32,
     address: u64,
+    len: u64,
     domain: Arc<ProtectionDomain>,
     /// `None` only inside `drop`.
     memory: Option<Arc<Mapping>>,
@@ -32,28 +43,30 @@ unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// Registers a mapping. The device may write to it for local work requests; peers may read it
-    /// where `access` says so, and may never write.
+    /// as `served` says, and may never write.
     ///
     /// # Errors
-    /// [`VerbsError::Incapable`] for a mapping longer than the device registers at once, else
-    /// [`VerbsError::Call`].
+    /// [`VerbsError::Call`], also for a mapping longer than the device registers at once.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         memory: Arc<Mapping>,
-        access: Access,
+        served: Served,
+    ) -> Result<Self, VerbsError> {
+        let len = memory.len();
+        Self::part(domain, memory, (0, len), served)
+    }
+
+    /// Registers `len` bytes at `offset` of a mapping, as [`Self::new`] registers all of it.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and [`VerbsError::Call`] for bytes outside the mapping.
+    pub fn part(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<Mapping>,
+        (offset, len): (u64, u64),
+        served: Served,
     ) -> Result<Self, VerbsError> {
         let context = domain.context();
-        let len = memory.len();
-        let limit = context.limits()?.mr_bytes;
-        if len > limit {
-            return Err(VerbsError::Incapable {
-                device: context.name().to_owned(),
-                lack: format!(
-                    "registers at most {limit} bytes at once, the pool has {len}: use several \
-                     smaller pools"
-                ),
-            });
-        }
         let refused = |source| {
             let call = format!("ibv_reg_mr of {len} bytes (memlock limit {})", memlock());
             context.error(
@@ -63,11 +76,13 @@ impl MemoryRegion {
                  CAP_IPC_LOCK",
             )
         };
-        let pointer = memory.pointer(0, len).map_err(|error| refused(io::Error::other(error)))?;
+        let pointer =
+            memory.pointer(offset, len).map_err(|error| refused(io::Error::other(error)))?;
         let bytes = usize::try_from(len).map_err(|error| refused(io::Error::other(error)))?;
-        let flags = match access {
-            Access::Local => c::IBV_ACCESS_LOCAL_WRITE,
-            Access::RemoteRead => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
+        let flags = match served {
+            Served::No => c::IBV_ACCESS_LOCAL_WRITE,
+            Served::Whole => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
+            Served::ByWindows => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_MW_BIND,
         };
         let library = context.library();
         // SAFETY: the domain is allocated; `pointer` is valid for `bytes` bytes and stays mapped,
@@ -81,7 +96,12 @@ impl MemoryRegion {
         let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
         let address = u64::try_from(pointer.as_ptr().addr())
             .map_err(|error| refused(io::Error::other(error)))?;
-        Ok(Self { raw, lkey, rkey, address, domain: Arc::clone(domain), memory: Some(memory) })
+        let (domain, memory) = (Arc::clone(domain), Some(memory));
+        Ok(Self { raw, lkey, rkey, address, len, domain, memory })
+    }
+
+    pub(super) fn raw(&self) -> NonNull<ibv_mr> {
+        self.raw
     }
 
     /// The key of local work requests.
@@ -105,7 +125,7 @@ impl MemoryRegion {
     /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.len())
+        self.len
     }
 
     /// Whether it has no byte.
@@ -114,7 +134,7 @@ impl MemoryRegion {
         self.len() == 0
     }
 
-    /// Its memory.
+    /// The mapping, all of it.
     #[must_use]
     pub fn memory(&self) -> Option<&Arc<Mapping>> {
         self.memory.as_ref()

@@ -11,21 +11,29 @@
     reason = "tests and their helpers fail by panicking; a throughput is measured with a clock"
 )]
 
+#[path = "../registry/redis_server.rs"]
+#[expect(dead_code, reason = "the tests of registries use more of it")]
+mod redis_server;
 mod support;
 
 mod authentication;
 mod commands;
 mod demo;
+mod disaggregated;
+mod drain;
 mod fabric_attack;
 mod full_pool;
+mod healing;
 mod holder_dies;
 mod hostile;
 mod hung_peers;
 mod large_read;
 mod lost_messages;
 mod observability;
+mod redis_outage;
 mod registry_outage;
 mod rdma_refused;
 mod requester_dies;
 mod second_process;
 mod service_arguments;
+mod shared_memory;

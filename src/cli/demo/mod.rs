@@ -12,6 +12,7 @@ use clap::Args;
 
 use super::CliError;
 use super::process::Stop;
+use crate::node::TransportChoice;
 use crate::runtime::deadline::Deadline;
 
 /// Arguments of `kvrail demo`.
@@ -20,6 +21,9 @@ pub struct DemoArgs {
     /// Print one JSON object instead of the story
     #[arg(long)]
     pub json: bool,
+    /// Fabric between the nodes: auto, verbs, tcp or shm; auto takes RDMA where a device works, else TCP
+    #[arg(long, value_name = "TRANSPORT", default_value_t = TransportChoice::Auto)]
+    pub transport: TransportChoice,
 }
 
 /// Exit code of a process that an interrupt ended, as shells count it.
@@ -42,7 +46,7 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, CliError> {
     let binary = std::env::current_exe().map_err(CliError::failed)?;
     let mut report = report::Report::new(args.json);
     // The children are children of this thread: they end with it.
-    let outcome = story::tell(&binary, &mut report, &interrupted);
+    let outcome = story::tell((&binary, args.transport), &mut report, &interrupted);
     if is_interrupted(&interrupted, outcome.is_err()) {
         return Ok(ExitCode::from(INTERRUPTED));
     }

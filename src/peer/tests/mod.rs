@@ -14,3 +14,4 @@ mod leases;
 mod reads;
 mod stalls;
 mod stranger;
+mod windows;

@@ -2,54 +2,67 @@
 //!
 //! Invariants, beyond those of [`crate::fabric`]:
 //!
-//! - Each connection has a completion queue of its own, as deep as all that it can have outstanding:
-//!   none can overflow, and a peer's end takes its queue with it.
+//! - Each connection has a completion queue of its own on each NIC that it uses, as deep as all that it
+//!   can have outstanding there: none can overflow, and a peer's end takes its queues with it.
 //! - Messages have a queue pair of their own, on which peers may read nothing but a fixed pattern, the
-//!   proof that the path works; READs go over the lanes. Until [`Fabric::admit`] the lanes refuse the
-//!   peer's READs.
+//!   proof that the path works; READs go over the lanes, which are spread over the NICs. Until
+//!   [`Fabric::admit`] the lanes refuse the peer's READs.
 //! - [`Fabric::close`] moves lanes to ERR, and destroys those on which nothing of ours is outstanding,
 //!   which on every device waits until the last response has left.
 //! - A poll that finds nothing spins for a while, since the next completion is usually close, then
-//!   arms the queues, looks once more, and sleeps on one epoll set: completion channel, asynchronous
-//!   events, sockets, waker.
+//!   arms the queues, looks once more, and sleeps on one epoll set: completion channels, asynchronous
+//!   events, sockets, waker. One thread does that for all NICs.
+//! - A NIC that goes down or away ends the connections that use it, without blame for the peer, where
+//!   another NIC is left for fresh ones; else they end as their READs do.
 //!
 //! How a connection's end is reported: as the TCP fabric does. A READ that a peer's device does not
 //! answer is `Unreachable` after six retries, about two seconds.
 
+mod avoid;
 mod broken;
+mod chunks;
 mod completions;
 mod config;
 mod connection;
 mod device;
+mod handshake;
 mod hello;
+mod keys;
 mod lane;
 mod link;
 mod messages;
+mod nics;
+mod pairing;
+mod parking;
 mod posting;
 mod probe;
 mod regions;
 mod service;
 mod table;
+mod windows;
 mod wr_id;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub use self::config::{PollMode, VerbsConfig};
+pub use self::config::{NicPair, PollMode, VerbsConfig};
 
+use self::avoid::Avoided;
 use self::connection::{Connection, Surroundings};
 use self::device::Device;
+use self::nics::Nics;
 use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
 use super::gid::GidChoice;
+use super::memory_region::Served;
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
-    RegionId, Wake,
+    RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
@@ -59,6 +72,7 @@ use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::eventfd::EventFd;
 use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
+use crate::sys::watch::Watch;
 use crate::types::Timestamp;
 
 /// Descriptors that one wait reports.
@@ -73,18 +87,23 @@ const DRAIN_WAIT: Duration = Duration::from_millis(1);
 /// How long an adaptive poll spins after it last found or posted something: a few small READs.
 const SPIN: Duration = Duration::from_micros(100);
 
+/// How often a poll that spins looks at what it watches for somebody else. That is a system call, and
+/// costs as much as several looks at the queues.
+const LOOK: Duration = Duration::from_micros(10);
+
 /// Looks at the queues between looks at the clock, which costs more than they do on some hosts.
 const TURNS_PER_CLOCK: usize = 32;
 
 /// Completions taken at once.
 const COMPLETIONS: usize = 32;
 
-/// A fabric over one RDMA device, owned by the thread that polls it.
+/// A fabric over one RDMA device or several, owned by the thread that polls it.
 pub struct VerbsFabric {
     // Connections go first and regions second: nothing can land in memory without a queue pair.
     table: Table,
     regions: Regions,
-    device: Device,
+    nics: Nics,
+    avoided: Avoided,
     listener: Option<OwnedFd>,
     local: Option<SocketAddr>,
     poll: PollMode,
@@ -102,21 +121,25 @@ pub struct VerbsFabric {
     stale: u64,
     /// Where completions are taken to.
     found: Vec<ibv_wc>,
-    /// Set when the device is gone.
+    /// Set when the last device is gone.
     lost: bool,
+    /// Where a descriptor is watched for somebody else: when a spinning poll looks at it next.
+    watching: Option<Timestamp>,
+    /// Whether it was readable.
+    watched: bool,
 }
 
 impl fmt::Debug for VerbsFabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VerbsFabric")
-            .field("device", &self.device.context.name())
+            .field("devices", &self.device_names())
             .field("local", &self.local)
             .finish_non_exhaustive()
     }
 }
 
 impl VerbsFabric {
-    /// Opens a device and makes a fabric of it, listening where the configuration says so.
+    /// Opens the devices and makes a fabric of them, listening where the configuration says so.
     ///
     /// # Errors
     /// [`VerbsError`], with what to try: no library, no device, no active port, no GID, or what the
@@ -130,7 +153,7 @@ impl VerbsFabric {
             let (what, limit) = ("retransmissions", RETRIES_MAX.into());
             return Err(FabricError::Limit { what, limit }.into());
         }
-        let device = Device::open(config)?;
+        let nics = Nics::open(config)?;
         let refused = |call: String| {
             move |source: std::io::Error| FabricError::Os {
                 call,
@@ -147,8 +170,10 @@ impl VerbsFabric {
         });
         let add = |fd, token: Token| epoll.add(fd, token.encode(), Interest::Read).map_err(setup());
         add(std::os::fd::AsFd::as_fd(&wake.event), Token::Wake)?;
-        add(device.channel.fd(), Token::Channel)?;
-        add(device.context.events_fd(), Token::Device)?;
+        for (nic, device) in (0..).zip(&nics.devices) {
+            add(device.channel.fd(), Token::Channel(nic))?;
+            add(device.context.events_fd(), Token::Device(nic))?;
+        }
         let listening = config.listen.map(|address| {
             let failed = refused(format!("listening on {address}"));
             socket::listen(address).map_err(|errno| failed(errno.into()))
@@ -160,7 +185,8 @@ impl VerbsFabric {
         Ok(Self {
             table: Table::default(),
             regions: Regions::default(),
-            device,
+            nics,
+            avoided: Avoided::default(),
             listener,
             local,
             poll: config.poll,
@@ -176,6 +202,8 @@ impl VerbsFabric {
             found: vec![ibv_wc::default(); COMPLETIONS],
             stale: 0,
             lost: false,
+            watching: None,
+            watched: false,
         })
     }
 
@@ -185,16 +213,16 @@ impl VerbsFabric {
         self.local
     }
 
-    /// The device's name.
+    /// The names of the devices in use.
     #[must_use]
-    pub fn device_name(&self) -> &str {
-        self.device.context.name()
+    pub fn device_names(&self) -> Vec<&str> {
+        self.nics.devices.iter().map(Device::name).collect()
     }
 
-    /// The GID in use, with the reason.
+    /// The GID in use on each device, with the reason.
     #[must_use]
-    pub fn gid(&self) -> &GidChoice {
-        &self.device.choice
+    pub fn gids(&self) -> Vec<&GidChoice> {
+        self.nics.devices.iter().map(|device| &device.choice).collect()
     }
 
     /// Completions that matched no READ outstanding and were dropped.
@@ -212,7 +240,8 @@ impl VerbsFabric {
     ) {
         let Some(connection) = self.table.find(id) else { return };
         let mut around = Surroundings {
-            device: &self.device,
+            nics: &self.nics,
+            avoided: &mut self.avoided,
             regions: &self.regions,
             epoll: &self.epoll,
             stale: &mut self.stale,
@@ -229,7 +258,8 @@ impl VerbsFabric {
     fn drain(&mut self, now: Timestamp, batch: &mut EventBatch) -> bool {
         let before = batch.events.len();
         let mut around = Surroundings {
-            device: &self.device,
+            nics: &self.nics,
+            avoided: &mut self.avoided,
             regions: &self.regions,
             epoll: &self.epoll,
             stale: &mut self.stale,
@@ -290,11 +320,18 @@ impl VerbsFabric {
                     return Ok(true);
                 }
             }
+            // What is waited for may need this processor: a software device works in kernel threads,
+            // and the scheduler lets a thread that spins finish its slice of milliseconds.
+            std::thread::yield_now();
             at = coarse();
-            if at >= self.next_service && self.service(Duration::ZERO, batch)? {
+            let precise = now();
+            let looks = self.watching.is_some_and(|next| precise >= next);
+            if looks {
+                self.watching = Some(precise + LOOK);
+            }
+            if (looks || at >= self.next_service) && self.service(Duration::ZERO, batch)? {
                 return Ok(true);
             }
-            let precise = now();
             if precise.since(*since.get_or_insert(precise)) >= limit {
                 self.active = false;
                 return Ok(self.poll == PollMode::Busy);
@@ -328,17 +365,37 @@ impl Fabric for VerbsFabric {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             transport: "verbs",
-            reads_outstanding: self.device.reads as usize,
-            segments: self.device.segments as usize,
-            read_bytes: self.device.read_bytes,
+            reads_outstanding: self.nics.reads as usize,
+            segments: self.nics.segments as usize,
+            read_bytes: self.nics.read_bytes,
+            windows: self.nics.windows,
         }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
-        self.regions.register(&self.device.domain, memory, access)
+        let served = match access {
+            Access::Local => Served::No,
+            Access::RemoteRead if self.nics.windows > 0 => Served::ByWindows,
+            Access::RemoteRead => Served::Whole,
+        };
+        let region = self.regions.register(&self.nics, memory, served)?;
+        if served == Served::Whole {
+            let readers = self.table.whole_mut().filter(|(_, connection)| connection.can_post());
+            let readers: Vec<_> = readers.map(|(id, _)| id).collect();
+            let now = coarse();
+            for id in readers {
+                self.with(id, now, |connection, around| connection.tell(region.rkey, around));
+            }
+        }
+        Ok(region)
     }
 
     fn deregister(&mut self, region: RegionId) {
+        for (_, connection) in self.table.iter_mut() {
+            if let Some(windows) = connection.windows_mut() {
+                windows.forget(region);
+            }
+        }
         self.regions.deregister(region, &mut self.table);
     }
 
@@ -354,13 +411,40 @@ impl Fabric for VerbsFabric {
         let token = Token::Connection(id).encode();
         // An unwatched connection does nothing, and its deadline closes it.
         self.epoll.add(&socket, token, Interest::Write).ok();
-        self.table.put(id, Connection::dialed(id, socket, deadline));
+        self.table.put(id, Connection::dialed(id, socket, to.ip(), deadline));
         Ok(id)
     }
 
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
         let open = self.table.get(connection).ok_or(FabricError::Closed)?;
-        open.admit().map_err(FabricError::from)
+        if let Err(error) = open.admit(&self.nics) {
+            tracing::warn!(%error, "a connection ends");
+            self.with(connection, coarse(), |_, _| Err(Broken::EXHAUSTED));
+            return Err(error.into());
+        }
+        let keys: Vec<u32> = self.regions.served().collect();
+        self.with(connection, coarse(), |connection, around| {
+            keys.iter().try_for_each(|key| connection.tell(*key, around))
+        });
+        Ok(())
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        let open = open.ok_or(FabricError::Closed)?;
+        self.active = true;
+        if self.nics.windows == 0 { Ok(span.rkey) } else { open.grant(window, span, &self.regions) }
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        self.active = true;
+        open.ok_or(FabricError::Closed)?.revoke(window)
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
@@ -380,7 +464,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError> {
-        let most = self.device.reads as usize;
+        let most = self.nics.reads as usize;
         let open = self.table.get(connection).filter(|open| open.can_post());
         if open.ok_or(FabricError::Closed)?.outstanding() + batch.works.len() > most {
             return Err(FabricError::Full);
@@ -397,14 +481,16 @@ impl Fabric for VerbsFabric {
     fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
         let at = coarse();
         let woken = at >= self.next_service && self.service(Duration::ZERO, batch)?;
-        if !self.drain(at, batch) && !woken && !self.spin(at, timeout, batch)? {
+        // Without time to wait there is nothing to spin or arm for.
+        let is_over = self.drain(at, batch) || woken || timeout.is_zero();
+        if !is_over && !self.spin(at, timeout, batch)? {
             self.sleep(at, timeout, batch)?;
         }
         if self.lost && batch.events.is_empty() {
             return Err(FabricError::Os {
-                call: format!("polling {}", self.device_name()),
+                call: format!("polling {}", self.device_names().join(", ")),
                 source: std::io::ErrorKind::NotConnected.into(),
-                remedy: "the device is gone: bring it back and restart, or use --transport tcp",
+                remedy: "no device is left: bring one back and restart, or use --transport tcp",
             });
         }
         Ok(())
@@ -412,6 +498,23 @@ impl Fabric for VerbsFabric {
 
     fn waker(&self) -> Arc<dyn Wake> {
         Arc::clone(&self.wake) as Arc<dyn Wake>
+    }
+}
+
+impl Watch for VerbsFabric {
+    fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        self.watching = Some(Timestamp::ZERO);
+        self.epoll.add(fd, Token::Watched.encode(), Interest::Read).map_err(|source| {
+            FabricError::Os {
+                call: "watching a descriptor".to_owned(),
+                source,
+                remedy: "raise the limit of open files (ulimit -n)",
+            }
+        })
+    }
+
+    fn take_watched(&mut self) -> bool {
+        std::mem::take(&mut self.watched)
     }
 }
 
