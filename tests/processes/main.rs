@@ -14,6 +14,7 @@
 mod support;
 
 mod authentication;
+mod bench;
 mod commands;
 mod demo;
 mod fabric_attack;

@@ -191,6 +191,13 @@ impl VerbsFabric {
         &self.device.choice
     }
 
+    /// READs that one queue pair has on the wire at once (`max_rd_atomic`), as the device says; a
+    /// peer may take fewer.
+    #[must_use]
+    pub fn reads_issued(&self) -> u8 {
+        self.device.limits.reads_issued
+    }
+
     /// Completions that matched no READ outstanding and were dropped.
     #[must_use]
     pub fn stale_completions(&self) -> u64 {
