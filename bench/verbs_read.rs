@@ -1,8 +1,11 @@
-//! READ bandwidth and latency of the verbs fabric: two fabrics on one device, one thread.
+//! READs of the verbs fabric, two fabrics on one device: bandwidth and latency of bare READs in one
+//! thread, and latency of leased reads between two data threads.
 //!
-//! `KVRAIL_RDMA_DEVICE=rxe0 cargo bench --bench verbs_read`, optionally followed by
-//! `-- LANES DEPTH SECONDS`. Compare with `ib_read_bw -q LANES -t DEPTH` and `ib_read_lat` on the
-//! same device at the same time of day.
+//! `KVRAIL_RDMA_DEVICE=rxe0 cargo bench --bench verbs_read -- MEASURE SIZE`, where MEASURE is
+//! `bandwidth` (MiB/s), `latency` or `leased` (typical microseconds), prints `MEASURE SIZE VALUE`; without
+//! the two, all measures. `BENCH_QPS`, `BENCH_DEPTH` and `BENCH_SECONDS` are the lanes, the READs
+//! outstanding on each and the length of a bandwidth's run. `bench/rxe/compare` holds the values against
+//! perftest's.
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -10,6 +13,8 @@
     clippy::panic,
     reason = "a measurement reads the clock and prints; a failure in it may panic"
 )]
+
+mod leased;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,6 +31,9 @@ use kvrail::verbs::{PollMode, VerbsConfig, VerbsFabric};
 const POOL_BYTES: u64 = 4 << 20;
 const SIZES: [u32; 3] = [4 << 10, 64 << 10, 1 << 20];
 
+/// Reads of one latency.
+const READS: u32 = 1000;
+
 fn pool() -> Arc<Mapping> {
     let file = tempfile::tempfile().unwrap();
     file.set_len(POOL_BYTES).unwrap();
@@ -36,12 +44,12 @@ fn pool() -> Arc<Mapping> {
     Arc::new(pool)
 }
 
-fn fabric(lanes: usize) -> VerbsFabric {
+fn fabric(lanes: usize, poll: PollMode) -> VerbsFabric {
     VerbsFabric::new(&VerbsConfig {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         device: std::env::var("KVRAIL_RDMA_DEVICE").ok(),
         lanes,
-        poll: PollMode::Busy,
+        poll,
         ..VerbsConfig::default()
     })
     .unwrap()
@@ -107,8 +115,8 @@ impl Reader {
     }
 
     /// Times of single READs, one after the other, sorted.
-    fn latency(&mut self, size: u32, count: usize) -> Vec<Duration> {
-        let mut times = Vec::with_capacity(count);
+    fn latency(&mut self, size: u32, count: u32) -> Vec<Duration> {
+        let mut times = Vec::new();
         for _read in 0..count {
             let start = Instant::now();
             self.post(size, 1);
@@ -120,38 +128,99 @@ impl Reader {
     }
 }
 
-fn main() {
-    let numbers: Vec<u64> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
-    let number = |at: usize, default| numbers.get(at).copied().unwrap_or(default);
-    let (lanes, depth) = (usize::try_from(number(0, 2)), usize::try_from(number(1, 128)));
-    let (lanes, depth, seconds) = (lanes.unwrap(), depth.unwrap(), number(2, 2));
-    let (mut holder, mut fabric) = (fabric(lanes), fabric(lanes));
-    let remote = holder.register(pool(), Access::RemoteRead).unwrap();
-    let local = fabric.register(pool(), Access::Local).unwrap();
-    let connection = fabric.connect(&holder.local_addr().unwrap()).unwrap();
-    let (mut events, mut up) = (EventBatch::default(), 0);
-    while up < 2 {
-        events.clear();
-        holder.poll(&mut events, Duration::from_millis(1)).unwrap();
-        for event in &events.events {
-            if let FabricEvent::Accepted { connection } = event {
-                holder.admit(*connection).unwrap();
-                up += 1;
+/// Two connected fabrics of which one reads. The holder has no part in READs, and is not polled.
+struct Bare {
+    _holder: VerbsFabric,
+    reader: Reader,
+}
+
+impl Bare {
+    fn new(lanes: usize) -> Self {
+        let (mut holder, mut fabric) =
+            (fabric(lanes, PollMode::Busy), fabric(lanes, PollMode::Busy));
+        let remote = holder.register(pool(), Access::RemoteRead).unwrap();
+        let local = fabric.register(pool(), Access::Local).unwrap();
+        let connection = fabric.connect(&holder.local_addr().unwrap()).unwrap();
+        let (mut events, mut up) = (EventBatch::default(), 0);
+        while up < 2 {
+            events.clear();
+            holder.poll(&mut events, Duration::from_millis(1)).unwrap();
+            for event in &events.events {
+                if let FabricEvent::Accepted { connection } = event {
+                    holder.admit(*connection).unwrap();
+                    up += 1;
+                }
             }
+            events.clear();
+            fabric.poll(&mut events, Duration::from_millis(1)).unwrap();
+            up += events.events.len();
         }
-        events.clear();
-        fabric.poll(&mut events, Duration::from_millis(1)).unwrap();
-        up += events.events.len();
+        fabric.admit(connection).unwrap();
+        let (posts, events) = (ReadBatch::default(), EventBatch::default());
+        let reader = Reader { fabric, connection, local, remote, posts, events, cursor: 0 };
+        Self { _holder: holder, reader }
     }
-    fabric.admit(connection).unwrap();
-    let (posts, events) = (ReadBatch::default(), EventBatch::default());
-    let mut reader = Reader { fabric, connection, local, remote, posts, events, cursor: 0 };
+}
+
+/// How much of it there is of everything.
+struct Setting {
+    lanes: usize,
+    depth: usize,
+    seconds: u64,
+}
+
+impl Setting {
+    fn from_environment() -> Self {
+        let number = |name: &str, default| {
+            std::env::var(name).map_or(default, |text| text.parse::<usize>().unwrap())
+        };
+        Self {
+            lanes: number("BENCH_QPS", 2),
+            depth: number("BENCH_DEPTH", 128),
+            seconds: u64::try_from(number("BENCH_SECONDS", 2)).unwrap(),
+        }
+    }
+
+    /// The value of a measure, in the unit that perftest gives it in.
+    fn measure(&self, measure: &str, size: u32) -> f64 {
+        match measure {
+            "bandwidth" => {
+                let mut bare = Bare::new(self.lanes);
+                let most = bare.reader.fabric.capabilities().reads_outstanding;
+                let outstanding = (self.lanes * self.depth).min(most);
+                bare.reader.bandwidth(size, outstanding, self.seconds) / f64::from(1 << 20)
+            }
+            "latency" => median(&Bare::new(self.lanes).reader.latency(size, READS)),
+            "leased" => {
+                // The reader's thread waits for nothing else; the holder's serves others, too.
+                let (holder, reader) = (PollMode::Adaptive, PollMode::Busy);
+                let (holder, reader) = (fabric(self.lanes, holder), fabric(self.lanes, reader));
+                median(&leased::latencies(holder, reader, size, READS))
+            }
+            other => panic!("{other} is none of bandwidth, latency, leased"),
+        }
+    }
+}
+
+/// The median of sorted times, microseconds.
+fn median(times: &[Duration]) -> f64 {
+    times.get(times.len() / 2).copied().unwrap_or_default().as_secs_f64() * 1e6
+}
+
+fn main() {
+    let setting = Setting::from_environment();
+    // `cargo bench` passes a flag of its own.
+    let words: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
+    let print = |measure: &str, size| {
+        println!("{measure} {size} {:.2}", setting.measure(measure, size));
+    };
+    if let [measure, size] = words.as_slice() {
+        print(measure, size.parse().unwrap());
+        return;
+    }
     for size in SIZES {
-        let outstanding = (lanes * depth).min(reader.fabric.capabilities().reads_outstanding);
-        let rate = reader.bandwidth(size, outstanding, seconds);
-        println!("read_bw {size} bytes x {outstanding} on {lanes} lanes: {:.2} MB/s", rate / 1e6);
+        print("bandwidth", size);
     }
-    let times = reader.latency(4096, 1000);
-    let typical = times.get(times.len() / 2).copied().unwrap_or_default();
-    println!("read_lat 4096 bytes: typical {:.2} us", typical.as_secs_f64() * 1e6);
+    print("latency", 4096);
+    print("leased", 4096);
 }

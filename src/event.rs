@@ -71,11 +71,14 @@ pub enum RegistryCall {
     Plan,
     /// Still here.
     Heartbeat,
+    /// An owner does not hold what it is listed for.
+    Report,
 }
 
 impl RegistryCall {
     /// All calls.
-    pub const ALL: [Self; 4] = [Self::Announce, Self::Withdraw, Self::Plan, Self::Heartbeat];
+    pub const ALL: [Self; 5] =
+        [Self::Announce, Self::Withdraw, Self::Plan, Self::Heartbeat, Self::Report];
 
     /// The name that metrics use.
     #[must_use]
@@ -85,6 +88,7 @@ impl RegistryCall {
             Self::Withdraw => "withdraw",
             Self::Plan => "plan",
             Self::Heartbeat => "heartbeat",
+            Self::Report => "report",
         }
     }
 }
@@ -198,6 +202,11 @@ pub enum Event {
     },
     /// A peer sent what the protocol does not allow; its connection was closed.
     ProtocolViolation,
+    /// The data thread was late by more than a scheduler explains; its peers' deadlines have moved.
+    DataThreadStalled {
+        /// By how much.
+        late: Duration,
+    },
     /// A registry call was answered.
     RegistryAnswered {
         /// Which.

@@ -27,6 +27,7 @@ pub mod memory;
 pub mod verbs;
 pub mod sim;
 pub mod tcp;
+pub mod shm;
 pub mod net;
 
 // pace: threads, clocks, polling

@@ -74,6 +74,14 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between pings on an idle connection; three unanswered ones close it.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 
+/// The data thread goes round every second at the latest. A heartbeat older than this is a node that
+/// is not healthy.
+pub const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+
+/// From so much lateness of the data thread on, deadlines of its peers are moved: well above what a
+/// scheduler does to a thread, well below every deadline that a peer could be blamed for.
+pub const OWN_STALL_MIN: Duration = Duration::from_millis(500);
+
 /// Ended leases whose answers a holder remembers per requester, for replayed completions.
 pub const ENDED_LEASES_MAX: usize = 256;
 
@@ -120,6 +128,17 @@ pub const REGISTRY_AVOID_MAX: usize = 64;
 /// Owners of one key that a plan weighs against each other. More would be the same copies again.
 pub const REGISTRY_PLAN_OWNERS_MAX: usize = 16;
 
+/// Parts into which keys fall, for digests and for repairs: a part of 16 million keys still fits one
+/// batch.
+pub const REGISTRY_PARTITIONS: u16 = 1024;
+
+/// Blocks that wait for one node's next heartbeat, to tell it that it is their only owner. They are
+/// hints: more are left out. 48 KiB for a node.
+pub const REGISTRY_HINTS_MAX: usize = 1024;
+
+/// Batches of one node that may be under way to its registry.
+pub const REGISTRY_IN_FLIGHT_MAX: usize = 16;
+
 /// Longest registry message, bytes: [`REGISTRY_BATCH_MAX`] keys of at most 41 bytes, or a plan of as
 /// many segments of three 32-bit numbers and [`REGISTRY_NODES_MAX`] owners.
 pub const REGISTRY_MESSAGE_BYTES_MAX: usize = 2 << 20;
@@ -137,6 +156,10 @@ pub const EVICTED_MEMORY_MAX: usize = 65_536;
 /// A fetch so soon after the block's eviction counts as a refetch.
 pub const REFETCH_WINDOW: Duration = Duration::from_secs(60);
 
+/// Retransmissions of an RDMA queue pair before its peer counts as gone. The field holds 7, which
+/// means for ever on SoftRoCE.
+pub const RETRIES_MAX: u8 = 6;
+
 const _: () = {
     assert!(RANK_MAX < 32, "ranks are bits of a u32");
     assert!(REQUESTERS_MAX <= u16::MAX as usize + 1, "a RequesterIndex is a u16");
@@ -144,6 +167,10 @@ const _: () = {
     assert!(LEND_BLOCKS_MAX <= u16::MAX as usize, "counts of blocks travel as u16");
     assert!(EXTENT_ALIGN.is_power_of_two());
     assert!(REGISTRY_NODES_MAX <= 1 << 12, "a node's slot is 12 bits");
+    assert!(
+        REGISTRY_PARTITIONS.is_power_of_two(),
+        "a partition is the first bits of a fingerprint"
+    );
     assert!(
         REGISTRY_BATCH_MAX * (8 + 1 + HASH_BYTES_MAX) < REGISTRY_MESSAGE_BYTES_MAX,
         "a full batch fits one message"

@@ -16,6 +16,7 @@ use crate::memory::{HugePageSize, PoolOptions, Watermarks};
 use crate::metrics::{GaugeSnapshot, MetricsSink, PoolGauge, RequesterGauge};
 use crate::node::{Inner, Node, NodeError, NodeOptions, RegistryChoice};
 use crate::policy::Policy;
+use crate::protocol::millis;
 use crate::runtime::clock::Clock;
 use crate::runtime::http::{self, Observation, Observed};
 use crate::types::PoolId;
@@ -90,7 +91,8 @@ fn from_node(error: NodeError) -> CliError {
 }
 
 fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
-    let ServeConfig { peers, door, memory, store, lease, registry, process: _, fault } = config;
+    let ServeConfig { peers, door, memory, store, lease, registry, announce_rate, .. } = config;
+    let fault = config.fault;
     let watermarks = Watermarks::new(
         u16::from(memory.watermark_high.get()) * 10,
         u16::from(memory.watermark_low.get()) * 10,
@@ -120,9 +122,13 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         lease_margin: lease.margin,
         transfer_timeout: peers.transfer_timeout,
         registry: match registry {
-            Some(url) => RegistryChoice::Grpc(url.as_str().to_owned()),
+            Some(url) if url.redis_servers().is_empty() => {
+                RegistryChoice::Grpc(url.as_str().to_owned())
+            }
+            Some(url) => RegistryChoice::Redis(url.redis_servers().to_vec()),
             None => RegistryChoice::Alone,
         },
+        announce_rate,
         socket: door.socket,
         socket_mode: door.mode.0,
         fault: fault.map(|spec| spec.parse()).transpose().map_err(CliError::usage)?,
@@ -176,6 +182,7 @@ impl Observed for ObservedNode {
                 requesters: requesters.collect(),
                 connections: now.peers.connected.len() as u64,
                 registry_up: now.registry_up,
+                heartbeat_age: self.inner.heartbeat_age(),
             })
         })
     }
@@ -183,9 +190,12 @@ impl Observed for ObservedNode {
     fn health(&self) -> Observation<'_, (bool, serde_json::Value)> {
         Box::pin(async {
             // A node without its registry still serves what it has: healthy, and said so.
-            let alive = self.inner.is_alive().await;
-            let registry_up = self.inner.registry_up();
-            let body = serde_json::json!({ "healthy": alive, "registry_up": registry_up });
+            let alive = self.inner.is_alive();
+            let body = serde_json::json!({
+                "healthy": alive,
+                "registry_up": self.inner.registry_up(),
+                "heartbeat_age_ms": millis(self.inner.heartbeat_age()),
+            });
             (alive, body)
         })
     }

@@ -53,6 +53,8 @@ fn text(report: &StatReport) -> String {
     summary.add_row(["requester", &node.requester]);
     summary.add_row(["transport", &node.transport]);
     summary.add_row(["policy", &node.policy]);
+    let age = format!("{} ms ago", node.heartbeat_age_ms);
+    summary.add_row(["heartbeat", &age]);
     let held = format!(
         "{} blocks, {}, {} pinned",
         residents.blocks,

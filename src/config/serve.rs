@@ -34,6 +34,8 @@ pub struct ServeConfig {
     pub lease: LeaseConfig,
     /// The owner registry; without one the node is alone.
     pub registry: Option<RegistryUrl>,
+    /// Most blocks a second that are announced again to a registry that lost them.
+    pub announce_rate: u32,
     /// Metrics, logs, life.
     pub process: ProcessConfig,
     /// A fault that a test injects, in the words of whoever injects it.
@@ -168,6 +170,7 @@ impl ServeConfig {
                 parent_death: settings.parent_death,
             },
             registry: settings.registry.clone(),
+            announce_rate: settings.announce_rate.unwrap_or(200_000),
             fault: settings.fault.clone(),
             peers: peers(settings)?,
         })

@@ -10,7 +10,7 @@ use clap::Args;
 use super::layers::Settings;
 use super::values::{
     HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, device_name, duration,
-    log_filter,
+    log_filter, rate,
 };
 use crate::limits;
 use crate::node::TransportChoice;
@@ -84,9 +84,18 @@ pub struct ServeSettings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub no_hit_promotion: Option<bool>,
 
-    /// Owner registry, http://host:port (default: none, the node finds no peers)
+    /// Owner registry, http://host:port, or redis://host:port,… of Redis or Valkey (default: none, the node finds no peers)
+    ///
+    /// http is kvrail registry. With redis, whoever reaches the servers can list and remove owners.
     #[arg(long, value_name = "URL")]
     pub registry: Option<RegistryUrl>,
+
+    /// Most blocks a second that the node announces again to a registry that lost them (default 200000)
+    ///
+    /// A higher rate loads the registry more when all nodes do so at once; a lower one leaves readers
+    /// longer without what this node holds.
+    #[arg(long, value_name = "BLOCKS", value_parser = rate)]
+    pub announce_rate: Option<u32>,
 
     /// Identity of this node, 32 hexadecimal digits (default: random at each start)
     ///
@@ -209,6 +218,7 @@ impl Settings for ServeSettings {
             policy: self.policy.or(lower.policy),
             no_hit_promotion: self.no_hit_promotion.or(lower.no_hit_promotion),
             registry: self.registry.or(lower.registry),
+            announce_rate: self.announce_rate.or(lower.announce_rate),
             node_id: self.node_id.or(lower.node_id),
             requester_id: self.requester_id.or(lower.requester_id),
             cluster_secret_file: self.cluster_secret_file.or(lower.cluster_secret_file),

@@ -240,7 +240,10 @@ fn other_values_are_taken_or_refused() {
         assert!(text.parse::<HostPort>().is_err(), "{text:?}");
     }
     assert_eq!("http://h:1/".parse::<RegistryUrl>().unwrap().as_str(), "http://h:1");
-    for text in ["h:1", "https://h:1", "http://h", "http://h:1/x"] {
+    let cluster = "redis://h:1,[fd00::7]:2/".parse::<RegistryUrl>().unwrap();
+    assert_eq!(cluster.as_str(), "redis://h:1,[fd00::7]:2");
+    assert_eq!(cluster.redis_servers(), ["h:1", "[fd00::7]:2"]);
+    for text in ["h:1", "https://h:1", "http://h", "http://h:1/x", "http://h:1,h:2", "redis://h"] {
         assert!(text.parse::<RegistryUrl>().is_err(), "{text:?}");
     }
     assert_eq!("660".parse(), Ok(SocketMode(0o660)));

@@ -181,15 +181,25 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Where the registry is: `http://host:port`.
+/// Where the registry is: `http://host:port` for `kvrail registry`, or `redis://host:port` for a Redis
+/// or Valkey server, of which a cluster's may be several, separated by commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RegistryUrl(String);
+pub struct RegistryUrl {
+    text: String,
+    redis: Vec<String>,
+}
 
 impl RegistryUrl {
     /// The URL.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
+    }
+
+    /// The addresses of Redis or Valkey servers; none where it is `kvrail registry`.
+    #[must_use]
+    pub fn redis_servers(&self) -> &[String] {
+        &self.redis
     }
 }
 
@@ -197,19 +207,31 @@ impl FromStr for RegistryUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.strip_prefix("http://")
-            .map(|rest| rest.strip_suffix('/').unwrap_or(rest))
-            .and_then(|rest| rest.parse::<HostPort>().ok())
-            .map(|address| Self(format!("http://{address}")))
-            .ok_or_else(|| {
-                format!("a registry is http://host:port, as in http://head:7071; got {text:?}")
-            })
+        let refused = || {
+            format!(
+                "a registry is http://host:port, or redis://host:port of a Redis or Valkey server \
+                 (several of a cluster: redis://host:port,host:port), as in http://head:7071; got \
+                 {text:?}"
+            )
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(refused)?;
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let addresses: Result<Vec<HostPort>, _> = rest.split(',').map(str::parse).collect();
+        let addresses = addresses.map_err(|_bad_address| refused())?;
+        let text = format!("{scheme}://{rest}");
+        match (scheme, addresses.len()) {
+            ("http", 1) => Ok(Self { text, redis: Vec::new() }),
+            ("redis", _) => {
+                Ok(Self { text, redis: addresses.iter().map(ToString::to_string).collect() })
+            }
+            _ => Err(refused()),
+        }
     }
 }
 
 impl fmt::Display for RegistryUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -336,6 +358,12 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).ok().filter(|span| !span.is_zero()).ok_or_else(|| {
         format!("a time is a number above 0 with its unit, such as 10s or 1500ms; got {text:?}")
     })
+}
+
+/// Hashes a second, at least one.
+pub(super) fn rate(text: &str) -> Result<u32, String> {
+    let refused = || format!("a rate is a whole number a second, such as 200000; got {text:?}");
+    text.parse().ok().filter(|rate| *rate > 0).ok_or_else(refused)
 }
 
 /// The name of an RDMA device, as the kernel lets it be.

@@ -110,6 +110,18 @@ impl LeaseTable {
         Some(self.config.ttl)
     }
 
+    /// Moves the deadlines of all leases on, which keeps their order: for a holder that could not
+    /// hear its requesters.
+    pub fn extend_all(&mut self, by: Duration) {
+        let mut at = self.live.first();
+        while let Some(slot) = at {
+            at = self.by_deadline.next(slot);
+            if let Some(lease) = self.book.slot_mut(slot) {
+                lease.deadline = lease.deadline + by;
+            }
+        }
+    }
+
     /// Ends a lease as its reader says: good blocks are committed, the others unpinned. `ranks` is
     /// replaced by one rank per position, the rank before the step, 0 for none; it is empty unless
     /// the completion was recorded or replayed.

@@ -10,7 +10,7 @@ use std::io;
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::Mapping;
 use crate::sys;
@@ -204,11 +204,10 @@ pub(super) fn create(options: &PoolOptions) -> Result<(File, Mapping), PoolError
         .map_err(os("memfd_create", "the kernel must allow memory files (Linux 4.16 or later)"))?;
     file.set_len(bytes).map_err(os("ftruncate", "make the pool smaller"))?;
     // Whoever is passed the file may rely on its length: a read past a shrunken file is a signal.
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(|errno| {
-            os("sealing", "the kernel must allow sealed memory files")(errno.into())
-        })?;
-    let mapping = Mapping::new(&file, bytes)
+    sys::memfd::seal_length(&file)
+        .map_err(os("sealing", "the kernel must allow sealed memory files"))?;
+    let copy = file.try_clone().map_err(os("dup", "raise the limit of open files (ulimit -n)"))?;
+    let mapping = Mapping::keeping(copy, bytes)
         .map_err(os("mmap", "make the pool smaller, or reserve more huge pages"))?;
     if let Some(node) = options.numa_node {
         mapping.bind_to_node(node).map_err(os(
@@ -289,12 +288,7 @@ fn check_available(options: &PoolOptions, asked: u64) -> Result<(), PoolError> {
 fn memory_file(options: &PoolOptions) -> io::Result<File> {
     let name = format!("kvrail-pool-{}", options.id.0);
     let huge = options.huge_pages.map_or(MemfdFlags::empty(), HugePageSize::memfd_flags);
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
-    // Hardened hosts refuse memory files that could be executed; kernels before 6.3 do not know the
-    // flag that says so.
-    let file = rustix::fs::memfd_create(name.as_str(), flags | MemfdFlags::NOEXEC_SEAL)
-        .or_else(|_unknown_flag| rustix::fs::memfd_create(name.as_str(), flags))?;
-    Ok(File::from(file))
+    sys::memfd::create(&name, huge)
 }
 
 fn lock_refused(options: &PoolOptions, asked: u64) -> impl Fn(io::Error) -> PoolError {

@@ -9,6 +9,7 @@ use std::io;
 use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::MemfdFlags;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::sys;
@@ -40,6 +41,8 @@ pub struct OutOfBounds {
 pub struct Mapping {
     map: MmapRaw,
     len: u64,
+    /// The memory file, to pass on to a process that maps it too.
+    file: Option<File>,
 }
 
 impl Mapping {
@@ -50,7 +53,34 @@ impl Mapping {
     pub fn new(file: &File, len: u64) -> io::Result<Self> {
         let bytes = usize::try_from(len).map_err(|_too_long| io::ErrorKind::InvalidInput)?;
         let map = MmapOptions::new().len(bytes).map_raw(file)?;
-        Ok(Self { map, len })
+        Ok(Self { map, len, file: None })
+    }
+
+    /// Maps the first `len` bytes of a memory file and keeps the file, so that fabrics can pass it to
+    /// peers on this host.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn keeping(file: File, len: u64) -> io::Result<Self> {
+        let mapping = Self::new(&file, len)?;
+        Ok(Self { file: Some(file), ..mapping })
+    }
+
+    /// A new memory file of `len` zeros, sealed at its length, mapped and kept.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn anonymous(name: &str, len: u64) -> io::Result<Self> {
+        let file = sys::memfd::create(name, MemfdFlags::empty())?;
+        file.set_len(len)?;
+        sys::memfd::seal_length(&file)?;
+        Self::keeping(file, len)
+    }
+
+    /// The memory file, where the mapping keeps it.
+    #[must_use]
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_ref()
     }
 
     /// Length in bytes.

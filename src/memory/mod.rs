@@ -4,8 +4,10 @@ mod create;
 mod extent;
 mod mapping;
 mod pool;
+mod regions;
 
 pub use create::{HugePageSize, PoolError, PoolOptions};
 pub use extent::{Exhausted, ExtentAllocator, ReleaseError};
 pub use mapping::{Mapping, OutOfBounds, checksum_bytes};
 pub use pool::{HostPool, Reservation, Usage, Watermarks};
+pub use regions::Regions;

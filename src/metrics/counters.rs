@@ -84,8 +84,10 @@ pub(super) struct Counters {
     peers_opened: Counter,
     peers_closed: ByLabel<Scope, Counter, 4>,
     violations: Counter,
-    registry_answered: ByLabel<RegistryCall, Counter, 4>,
-    registry_failed: ByLabel<RegistryCall, Counter, 4>,
+    stalls: Counter,
+    stalled_millis: Counter,
+    registry_answered: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
+    registry_failed: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
     owners: FixedHistogram<7>,
     policy: ByLabel<PolicyKind, Gauge, 4>,
 }
@@ -143,6 +145,8 @@ impl Counters {
             peers_opened: plain("kvrail_peer_connections_opened_total"),
             peers_closed: scopes("kvrail_peer_connections_closed_total"),
             violations: plain("kvrail_protocol_violations_total"),
+            stalls: plain("kvrail_data_thread_stalls_total"),
+            stalled_millis: plain("kvrail_data_thread_stalled_milliseconds_total"),
             registry_answered: ByLabel::each(RegistryCall::ALL, |it| call(it, "answered")),
             registry_failed: ByLabel::each(RegistryCall::ALL, |it| call(it, "failed")),
             owners: FixedHistogram::new(OWNERS),
@@ -188,6 +192,10 @@ impl Counters {
             Event::PeerConnected => self.peers_opened.increment(1),
             Event::PeerDisconnected { scope } => self.peers_closed.add(scope, 1),
             Event::ProtocolViolation => self.violations.increment(1),
+            Event::DataThreadStalled { late } => {
+                self.stalls.increment(1);
+                self.stalled_millis.increment(u64::try_from(late.as_millis()).unwrap_or(u64::MAX));
+            }
             Event::RegistryAnswered { call } => self.registry_answered.add(call, 1),
             Event::RegistryFailed { call } => self.registry_failed.add(call, 1),
             Event::OwnersSeen { owners } => self.owners.observe(u64::from(owners)),

@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, help: &'static str) -> Family {
 }
 
 /// The metrics of `kvrail serve`.
-pub const FAMILIES: [Family; 41] = [
+pub const FAMILIES: [Family; 44] = [
     counter(
         "kvrail_inserted_blocks_total",
         "Blocks that became resident, by {origin}: saved or fetched",
@@ -116,6 +116,11 @@ pub const FAMILIES: [Family; 41] = [
         "Connections closed because a peer broke the protocol",
     ),
     counter(
+        "kvrail_data_thread_stalls_total",
+        "Times that this node's data thread was late by half a second or more",
+    ),
+    counter("kvrail_data_thread_stalled_milliseconds_total", "By how much, all together"),
+    counter(
         "kvrail_registry_calls_total",
         "Calls to the registry, by {call} and {outcome}: answered or failed",
     ),
@@ -132,6 +137,10 @@ pub const FAMILIES: [Family; 41] = [
     gauge("kvrail_peer_connections", "Connections to peers that are up"),
     gauge("kvrail_requester_leases", "Leases that a {requester} holds"),
     gauge("kvrail_requester_leased_bytes", "Bytes that a {requester} holds under leases"),
+    gauge(
+        "kvrail_heartbeat_age_seconds",
+        "Time since this node's data thread last went round: at most 1 where it is idle",
+    ),
     gauge("kvrail_registry_up", "1 while the registry answers this node, else 0"),
 ];
 
@@ -144,7 +153,7 @@ pub const REGISTRY_FAMILIES: [Family; 3] = [
     ),
     counter(
         "kvrail_registry_served_total",
-        "Calls answered, by {call}: announce, withdraw, plan or heartbeat",
+        "Calls answered, by {call}: announce, withdraw, plan, heartbeat or report",
     ),
 ];
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use metrics::{Gauge, Recorder};
 
@@ -45,6 +46,8 @@ pub struct GaugeSnapshot {
     pub connections: u64,
     /// Whether the registry answers.
     pub registry_up: bool,
+    /// Since the data thread last went round.
+    pub heartbeat_age: Duration,
 }
 
 /// Leases, and bytes under them.
@@ -58,6 +61,7 @@ pub(super) struct Gauges {
     pinned: Gauge,
     connections: Gauge,
     registry_up: Gauge,
+    heartbeat_age: Gauge,
     /// Requesters that a scrape has shown, at most [`limits::REQUESTERS_MAX`]; a holder knows no more.
     requesters: Mutex<BTreeMap<RequesterId, RequesterHandles>>,
 }
@@ -76,6 +80,7 @@ impl Gauges {
             pinned: plain("kvrail_pinned_residents"),
             connections: plain("kvrail_peer_connections"),
             registry_up: plain("kvrail_registry_up"),
+            heartbeat_age: plain("kvrail_heartbeat_age_seconds"),
             requesters: Mutex::default(),
         }
     }
@@ -89,6 +94,7 @@ impl Gauges {
         self.pinned.set(now.pinned as f64);
         self.connections.set(now.connections as f64);
         self.registry_up.set(f64::from(u8::from(now.registry_up)));
+        self.heartbeat_age.set(now.heartbeat_age.as_secs_f64());
         for (index, pool) in now.pools.iter().enumerate() {
             let labels = [("pool", &*index.to_string())];
             gauge_of(recorder, "kvrail_pool_used_bytes", &labels).set(pool.used as f64);

@@ -37,7 +37,8 @@ fn after(event: Event) -> Option<Event> {
         Event::StaleCompletion => Event::PeerConnected,
         Event::PeerConnected => Event::PeerDisconnected { scope },
         Event::PeerDisconnected { .. } => Event::ProtocolViolation,
-        Event::ProtocolViolation => Event::RegistryAnswered { call },
+        Event::ProtocolViolation => Event::DataThreadStalled { late: Duration::from_millis(700) },
+        Event::DataThreadStalled { .. } => Event::RegistryAnswered { call },
         Event::RegistryAnswered { .. } => Event::RegistryFailed { call },
         Event::RegistryFailed { .. } => Event::OwnersSeen { owners: 2 },
         Event::OwnersSeen { .. } => Event::StoreStarted { policy: PolicyKind::Aged },
@@ -78,6 +79,7 @@ fn busy_snapshot() -> GaugeSnapshot {
         }],
         connections: 1,
         registry_up: true,
+        heartbeat_age: Duration::from_millis(20),
         ..GaugeSnapshot::default()
     };
     now.residents[2] = 7;
@@ -153,7 +155,7 @@ fn no_registry_metric_is_dead_or_unlisted() {
     let now = RegistrySnapshot {
         nodes: 2,
         blocks_by_owners: [1, 2, 0, 0, 0, 0, 0, 9],
-        served: [1, 2, 3, 4],
+        served: [1, 2, 3, 4, 5],
     };
     let values = values(&metrics.render(&now));
     assert_eq!(values["kvrail_registry_blocks{owners=\"8\"}"], 9.0);

@@ -4,7 +4,7 @@
 use tonic::{Code, Status};
 
 use crate::limits;
-use crate::registry::RegistryError;
+use crate::registry::{Partition, PartitionDigest, RegistryError};
 use crate::types::{BlockHash, BlockKey, NamespaceId, NodeId};
 
 /// Packs keys.
@@ -71,6 +71,43 @@ pub fn decode_node(bytes: &[u8]) -> Result<NodeId, RegistryError> {
     let node = <[u8; 16]>::try_from(bytes);
     node.map(NodeId)
         .map_err(|_wrong_length| refused(format!("a node id has 16 bytes, got {}", bytes.len())))
+}
+
+/// Packs digests.
+#[must_use]
+pub fn encode_digests(digests: &[PartitionDigest]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(digests.len() * DIGEST_BYTES);
+    for told in digests {
+        bytes.extend_from_slice(&told.partition.get().to_le_bytes());
+        bytes.extend_from_slice(&told.digest.to_le_bytes());
+    }
+    bytes
+}
+
+/// A packed digest: a partition and the digest of what is in it.
+const DIGEST_BYTES: usize = 10;
+
+/// Unpacks digests.
+///
+/// # Errors
+/// [`RegistryError::Refused`] where an entry is cut off or of no partition, or where there are more
+/// than there are partitions.
+pub fn decode_digests(bytes: &[u8]) -> Result<Vec<PartitionDigest>, RegistryError> {
+    let (entries, rest) = bytes.as_chunks::<DIGEST_BYTES>();
+    if !rest.is_empty() || entries.len() > usize::from(limits::REGISTRY_PARTITIONS) {
+        return Err(refused(format!(
+            "a heartbeat has at most {} digests of {DIGEST_BYTES} bytes each, got {} bytes",
+            limits::REGISTRY_PARTITIONS,
+            bytes.len()
+        )));
+    }
+    let decode = |entry: &[u8; DIGEST_BYTES]| {
+        let (number, digest) = entry.split_first_chunk()?;
+        let digest = u64::from_le_bytes(*digest.first_chunk()?);
+        Some(PartitionDigest { partition: Partition::new(u16::from_le_bytes(*number))?, digest })
+    };
+    let decoded: Option<Vec<_>> = entries.iter().map(decode).collect();
+    decoded.ok_or_else(|| refused("a digest is of no partition".to_owned()))
 }
 
 fn refused(reason: String) -> RegistryError {
@@ -148,6 +185,19 @@ mod tests {
             let bytes = encode_keys(&keys);
             prop_assert!(decode_keys(&bytes[..bytes.len() - cut]).is_err());
         }
+    }
+
+    #[test]
+    fn digests_survive_packing_and_bad_ones_are_refused() {
+        let told =
+            |number, digest| PartitionDigest { partition: Partition::new(number).unwrap(), digest };
+        let all = [told(0, 7), told(1023, u64::MAX)];
+        let bytes = encode_digests(&all);
+        assert_eq!(bytes[..4], [0, 0, 7, 0]);
+        assert_eq!(decode_digests(&bytes).unwrap(), all);
+        assert!(decode_digests(&bytes[1..]).is_err());
+        assert!(decode_digests(&[0, 4, 0, 0, 0, 0, 0, 0, 0, 0]).is_err(), "no partition 1024");
+        assert!(decode_digests(&bytes.repeat(513)).is_err(), "more than there are");
     }
 
     #[test]

@@ -5,13 +5,14 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-use super::codec::{decode_node, encode_keys, error_of};
+use super::codec::{decode_keys, decode_node, encode_digests, encode_keys, error_of};
 use super::wire::owner_registry_client::OwnerRegistryClient;
 use super::wire::{self, HeartbeatRequest, PlanRequest};
 use crate::limits;
 use crate::registry::{
-    Announced, Batch, Heartbeat, NodeIdentity, OwnerRegistry, Plan, PlanQuery, Presence,
-    Registration, RegistryEpoch, RegistryError, RegistryFuture, Segment, Withdrawn, check_len,
+    Announced, Batch, Beat, Heartbeat, Missing, NodeIdentity, OwnerRegistry, Partition, Plan,
+    PlanQuery, Presence, Registration, RegistryEpoch, RegistryError, RegistryFuture, Segment,
+    Stamp, Withdrawn, check_len,
 };
 use crate::types::NodeEpoch;
 
@@ -84,14 +85,36 @@ impl GrpcRegistry {
     }
 }
 
+fn stamp_message(stamp: &Stamp) -> wire::Batch {
+    wire::Batch {
+        node: stamp.node.0.to_vec().into(),
+        epoch: stamp.epoch.0,
+        registration: stamp.registration,
+        sequence: stamp.sequence,
+        settled: stamp.settled,
+        ..wire::Batch::default()
+    }
+}
+
 fn batch_message(batch: Batch<'_>) -> Result<wire::Batch, RegistryError> {
     check_len("a batch", batch.keys.len(), limits::REGISTRY_BATCH_MAX)?;
-    Ok(wire::Batch {
-        node: batch.node.0.to_vec().into(),
-        epoch: batch.epoch.0,
-        registration: batch.registration,
-        sequence: batch.sequence,
-        keys: encode_keys(batch.keys).into(),
+    Ok(wire::Batch { keys: encode_keys(batch.keys).into(), ..stamp_message(&batch.stamp) })
+}
+
+/// A heartbeat's answer as it came, checked.
+fn beat_of(reply: wire::HeartbeatReply) -> Result<Beat, RegistryError> {
+    let drifted = reply.drifted.iter().map(|number| {
+        let number = u16::try_from(*number).ok();
+        number.and_then(Partition::new).ok_or_else(|| nonsense("a partition that is none"))
+    });
+    Ok(Beat {
+        registration: Registration {
+            registry: RegistryEpoch(reply.registry_epoch),
+            number: reply.number,
+            lease: Duration::from_millis(reply.lease_ms.into()),
+        },
+        drifted: drifted.collect::<Result<_, _>>()?,
+        sole: decode_keys(&reply.sole).map_err(|_cut| nonsense("keys that are cut off"))?,
     })
 }
 
@@ -144,8 +167,8 @@ impl OwnerRegistry for GrpcRegistry {
     fn heartbeat<'a>(
         &'a self,
         node: &'a NodeIdentity,
-        heartbeat: Heartbeat,
-    ) -> RegistryFuture<'a, Registration> {
+        heartbeat: Heartbeat<'a>,
+    ) -> RegistryFuture<'a, Beat> {
         let presence = match heartbeat.presence {
             Presence::Here => wire::Presence::Here,
             Presence::Afresh => wire::Presence::Afresh,
@@ -160,16 +183,10 @@ impl OwnerRegistry for GrpcRegistry {
             presence: presence.into(),
             outstanding_bytes: heartbeat.load.outstanding_bytes,
             pause_ms: heartbeat.load.pause_ms,
+            digests: encode_digests(heartbeat.digests).into(),
         };
         let mut client = self.client.clone();
-        Box::pin(async move {
-            let reply = self.call(client.heartbeat(request)).await?;
-            Ok(Registration {
-                registry: RegistryEpoch(reply.registry_epoch),
-                number: reply.number,
-                lease: Duration::from_millis(reply.lease_ms.into()),
-            })
-        })
+        Box::pin(async move { beat_of(self.call(client.heartbeat(request)).await?) })
     }
 
     fn announce<'a>(&'a self, batch: Batch<'a>) -> RegistryFuture<'a, Announced> {
@@ -192,6 +209,31 @@ impl OwnerRegistry for GrpcRegistry {
                 return Err(nonsense("a position that was not asked"));
             }
             Ok(Withdrawn { registry: RegistryEpoch(reply.registry_epoch), sole: reply.sole })
+        })
+    }
+
+    fn forget<'a>(&'a self, stamp: Stamp, partition: Partition) -> RegistryFuture<'a, ()> {
+        let mut client = self.client.clone();
+        let request = wire::ForgetRequest {
+            stamp: Some(stamp_message(&stamp)),
+            partition: partition.get().into(),
+        };
+        Box::pin(async move {
+            let _nothing = self.call(client.forget(request)).await?;
+            Ok(())
+        })
+    }
+
+    fn report_missing<'a>(&'a self, missing: Missing<'a>) -> RegistryFuture<'a, u32> {
+        let mut client = self.client.clone();
+        Box::pin(async move {
+            check_len("a report", missing.keys.len(), limits::REGISTRY_BATCH_MAX)?;
+            let request = wire::MissingRequest {
+                owner: missing.owner.0.to_vec().into(),
+                epoch: missing.epoch.0,
+                keys: encode_keys(missing.keys).into(),
+            };
+            Ok(self.call(client.report_missing(request)).await?.removed)
         })
     }
 

@@ -30,22 +30,23 @@ pub use residency::Reserved;
 pub use transport::TransportChoice;
 
 use crate::event::EventSink;
-use crate::fabric::{Access, Fabric};
+use crate::fabric::Fabric;
 use crate::memory::{HostPool, Mapping};
-use crate::net::GrpcRegistry;
+use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::{
     NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
 };
-use crate::protocol::{RegionEntry, SecretKey};
+use crate::protocol::{RegionEntry, SecretKey, millis};
 use crate::registry::{
-    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, RegistryEpoch,
+    Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, Partition,
+    RegistryEpoch,
 };
 use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
 };
 use crate::runtime::clock::Clock;
-use crate::runtime::data::{self, DataHandle, DataJoin, PeerSnapshot};
+use crate::runtime::data::{self, DataHandle, DataJoin, PeerSnapshot, Stopped};
 use crate::runtime::door::Door;
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
@@ -65,6 +66,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest that a holder may take to answer a lend or a completion.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the data thread may take to say who is connected; it goes round every second at least.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How long each part of a node has to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -79,6 +83,9 @@ pub struct NodeSnapshot {
     pub registry_up: bool,
 }
 
+/// How long a silent node stays listed in a registry on Redis, where no registry of its own decides.
+const REDIS_LEASE: Duration = Duration::from_secs(5);
+
 /// What the node's threads and tasks share.
 #[derive(Debug)]
 pub struct Inner {
@@ -91,6 +98,7 @@ pub struct Inner {
     data: DataHandle<SocketAddr>,
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
+    clock: Clock,
 }
 
 /// A running node.
@@ -116,6 +124,10 @@ impl Residents for Residency {
     fn load(&self) -> Load {
         Load { pause_ms: self.pause_ms(), ..Load::default() }
     }
+
+    fn digest(&self, partition: Partition) -> Option<u64> {
+        Some(self.digest_of(partition))
+    }
 }
 
 impl Hints for Residency {
@@ -138,7 +150,7 @@ impl Node {
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-        let chosen = Chosen::new(&options)?;
+        let chosen = Chosen::new(&options, &residency.pools)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
@@ -153,8 +165,12 @@ impl Node {
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
         let started = match chosen {
-            Chosen::Verbs(fabric) => start_data(*fabric, local, &options, &residency)?,
-            Chosen::Tcp(fabric) => start_data(*fabric, local, &options, &residency)?,
+            Chosen::Verbs(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
+            Chosen::Tcp(fabric, regions) => {
+                start_data((*fabric, regions), local, &options, &residency)?
+            }
         };
         let StartedData { handle: data, thread, transport } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
@@ -163,7 +179,10 @@ impl Node {
             residents: Arc::clone(&residency) as Arc<dyn Residents>,
             hints: Arc::clone(&residency) as Arc<dyn Hints>,
             events: Arc::clone(&sink),
-            options: AnnounceOptions::default(),
+            options: AnnounceOptions {
+                resync_rate: options.announce_rate,
+                ..AnnounceOptions::default()
+            },
         });
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(node, registry, data.clone(), clock, sink));
@@ -177,6 +196,7 @@ impl Node {
             data,
             announcer: announcer.handle(),
             names: Mutex::default(),
+            clock,
         });
         let (stop_door, stopped) = oneshot::channel::<()>();
         let serving = door.serve(Arc::clone(&inner), async move {
@@ -228,7 +248,9 @@ impl Node {
 impl Inner {
     /// The node's state now.
     pub async fn snapshot(&self) -> NodeSnapshot {
-        let peers = self.data.snapshot().await.unwrap_or_default();
+        // A data thread that hangs is to be seen here, not waited for.
+        let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
+        let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
         let stats = self.residency.store.stats();
         let announcer = self.announcer.state();
         let pools = self.residency.pools.iter().map(|pool| {
@@ -244,6 +266,7 @@ impl Inner {
                 address: self.identity.address.clone(),
                 policy: self.residency.store.config().policy.kind.to_string(),
                 transport: self.transport.to_owned(),
+                heartbeat_age_ms: millis(self.heartbeat_age()).into(),
             },
             pools: pools.collect(),
             residents: ResidentStat {
@@ -286,9 +309,16 @@ impl Inner {
         self.announcer.state().connected
     }
 
-    /// Whether the data thread still runs.
-    pub async fn is_alive(&self) -> bool {
-        self.data.snapshot().await.is_ok()
+    /// Whether the data thread runs and goes round: the bound is [`crate::limits::HEARTBEAT_MAX`].
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.data.is_alive() && self.data.heartbeat().is_steady(self.clock.now())
+    }
+
+    /// How long ago the data thread last went round.
+    #[must_use]
+    pub fn heartbeat_age(&self) -> Duration {
+        self.data.heartbeat().age(self.clock.now())
     }
 }
 
@@ -328,9 +358,9 @@ struct StartedData {
     transport: &'static str,
 }
 
-/// Registers the pools and starts the data thread.
+/// Starts the data thread on a fabric with which the pools are registered.
 fn start_data<F>(
-    fabric: F,
+    (fabric, regions): (F, Vec<PoolRegion>),
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
@@ -338,14 +368,8 @@ fn start_data<F>(
 where
     F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send + 'static,
 {
-    let mut fabric = Faulty::new(fabric, options.fault);
-    let mut regions = Vec::with_capacity(residency.pools.len());
-    for pool in &residency.pools {
-        let mapping: Arc<Mapping> = Arc::clone(pool.mapping());
-        let region = fabric.register(mapping, Access::RemoteRead)?;
-        local.regions.push(RegionEntry::from(&region));
-        regions.push(PoolRegion { pool: pool.id(), region });
-    }
+    let fabric = Faulty::new(fabric, options.fault);
+    local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
     let config = PeerConfig {
         lease: options.lease,
         requester: RequesterConfig {
@@ -378,6 +402,12 @@ fn registry(
         RegistryChoice::Grpc(endpoint) => {
             let registry = GrpcRegistry::new(endpoint, Default::default())?;
             Ok((Arc::new(registry), endpoint.clone()))
+        }
+        RegistryChoice::Redis(servers) => {
+            let salt = u64::from_le_bytes(random()?);
+            let timeouts = RegistryTimeouts::default();
+            let registry = RedisRegistry::new(servers, REDIS_LEASE, timeouts, salt)?;
+            Ok((Arc::new(registry), format!("redis://{}", servers.join(","))))
         }
     }
 }

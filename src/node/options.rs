@@ -23,6 +23,8 @@ pub enum RegistryChoice {
     Alone,
     /// `kvrail registry` at this URL.
     Grpc(String),
+    /// Redis or Valkey at these `host:port`s: a server, or some of a cluster.
+    Redis(Vec<String>),
 }
 
 /// What a node is made of. `config` documents each setting as users see it.
@@ -64,6 +66,8 @@ pub struct NodeOptions {
     pub transfer_timeout: Duration,
     /// Where owners are known.
     pub registry: RegistryChoice,
+    /// Most blocks a second that are announced again to a registry that lost them.
+    pub announce_rate: u32,
     /// The door's socket.
     pub socket: PathBuf,
     /// Its permissions.

@@ -10,6 +10,7 @@ use crate::limits;
 use crate::memory::{HostPool, Reservation, Usage, Watermarks};
 use crate::policy::Origin;
 use crate::protocol::door::EvictedBlock;
+use crate::registry::{Fingerprint, Partition};
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
@@ -58,6 +59,8 @@ pub(super) struct Residency {
     announcer: OnceLock<AnnouncerHandle>,
     reclaimer: OnceLock<ReclaimWaker>,
     evictions: Mutex<Evictions>,
+    /// By partition: the digest of the residents in it, which the registry compares with its own.
+    digests: Box<[AtomicU64]>,
     /// Blocks stored so far.
     stored: AtomicU64,
     /// By slot: how many blocks had been stored when its resident was. It tells a save that found
@@ -83,6 +86,7 @@ impl Residency {
             announcer: OnceLock::new(),
             reclaimer: OnceLock::new(),
             evictions: Mutex::default(),
+            digests: Partition::all().map(|_| AtomicU64::new(0)).collect(),
             stored: AtomicU64::new(0),
             stored_at: std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect(),
         }
@@ -205,9 +209,24 @@ impl Residency {
         }
     }
 
+    /// The digest of the residents of a partition.
+    pub(super) fn digest_of(&self, partition: Partition) -> u64 {
+        self.digests.get(partition.index()).map_or(0, |digest| digest.load(Ordering::Acquire))
+    }
+
+    /// A resident came or went: exactly once for each, in whatever order, as the sum does not ask.
+    fn toggle_digest(&self, key: &BlockKey) {
+        let print = Fingerprint::of(key);
+        if let Some(digest) = self.digests.get(print.partition().index()) {
+            // The note of the change, under a lock, comes behind; who sees that sees this.
+            digest.fetch_xor(print.digest(), Ordering::AcqRel);
+        }
+    }
+
     /// Tells the registry what is true of a key now. The state is looked up after the change was
     /// queued, so that of an insert and an eviction that race the later one has the last word.
     fn announce(&self, key: BlockKey) {
+        self.toggle_digest(&key);
         let Some(announcer) = self.announcer.get() else { return };
         announcer.resident(key);
         if self.store.lookup(&key).is_none() {
@@ -216,6 +235,7 @@ impl Residency {
     }
 
     fn withdraw(&self, key: BlockKey) {
+        self.toggle_digest(&key);
         let Some(announcer) = self.announcer.get() else { return };
         announcer.gone(key);
         if self.store.lookup(&key).is_some() {

@@ -3,8 +3,12 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use super::landing::PoolRegion;
 use super::options::{NodeError, NodeOptions};
+use crate::fabric::{Access, Fabric, FabricError};
+use crate::memory::{HostPool, Mapping};
 use crate::tcp::{TcpConfig, TcpFabric};
 use crate::verbs::{VerbsConfig, VerbsFabric};
 
@@ -51,18 +55,19 @@ impl FromStr for TransportChoice {
     }
 }
 
-/// The fabric that was chosen.
+/// The fabric that was chosen, with the pools registered.
 #[derive(Debug)]
 pub(super) enum Chosen {
-    Verbs(Box<VerbsFabric>),
-    Tcp(Box<TcpFabric>),
+    Verbs(Box<VerbsFabric>, Vec<PoolRegion>),
+    Tcp(Box<TcpFabric>, Vec<PoolRegion>),
 }
 
 impl Chosen {
-    /// Makes the fabric that the options ask for.
-    pub(super) fn new(options: &NodeOptions) -> Result<Self, NodeError> {
+    /// Makes the fabric that the options ask for. A device with which the pools cannot be registered
+    /// does not work.
+    pub(super) fn new(options: &NodeOptions, pools: &[Arc<HostPool>]) -> Result<Self, NodeError> {
         if options.transport == TransportChoice::Tcp {
-            return tcp(options);
+            return tcp(options, pools);
         }
         let made = VerbsFabric::new(&VerbsConfig {
             listen: Some(options.listen),
@@ -72,11 +77,15 @@ impl Chosen {
             poll: options.poll,
             ..VerbsConfig::default()
         });
+        let made = made.and_then(|mut fabric| {
+            let regions = register(&mut fabric, pools)?;
+            Ok(Self::Verbs(Box::new(fabric), regions))
+        });
         match made {
-            Ok(fabric) => Ok(Self::Verbs(Box::new(fabric))),
+            Ok(chosen) => Ok(chosen),
             Err(error) if options.transport == TransportChoice::Auto => {
                 tracing::warn!(%error, "no RDMA: this node uses TCP");
-                tcp(options)
+                tcp(options, pools)
             }
             Err(error) => Err(NodeError::Verbs(error)),
         }
@@ -85,19 +94,32 @@ impl Chosen {
     /// Where peers connect.
     pub(super) fn local_addr(&self) -> Option<SocketAddr> {
         match self {
-            Self::Verbs(fabric) => fabric.local_addr(),
-            Self::Tcp(fabric) => fabric.local_addr(),
+            Self::Verbs(fabric, _) => fabric.local_addr(),
+            Self::Tcp(fabric, _) => fabric.local_addr(),
         }
     }
 }
 
-fn tcp(options: &NodeOptions) -> Result<Chosen, NodeError> {
-    let fabric = TcpFabric::new(TcpConfig {
+fn tcp(options: &NodeOptions, pools: &[Arc<HostPool>]) -> Result<Chosen, NodeError> {
+    let mut fabric = TcpFabric::new(TcpConfig {
         listen: Some(options.listen),
         streams: options.streams,
         ..TcpConfig::default()
     })?;
-    Ok(Chosen::Tcp(Box::new(fabric)))
+    let regions = register(&mut fabric, pools)?;
+    Ok(Chosen::Tcp(Box::new(fabric), regions))
+}
+
+/// Lets peers READ the pools, once they are admitted.
+fn register<F>(fabric: &mut F, pools: &[Arc<HostPool>]) -> Result<Vec<PoolRegion>, FabricError>
+where
+    F: Fabric<Memory = Mapping>,
+{
+    let one = |pool: &Arc<HostPool>| {
+        let region = fabric.register(Arc::clone(pool.mapping()), Access::RemoteRead)?;
+        Ok(PoolRegion { pool: pool.id(), region })
+    };
+    pools.iter().map(one).collect()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! (invariant 2).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::connection::Remote;
 use super::landing::Landing;
@@ -216,6 +217,11 @@ impl Holder {
     /// Lets go of a pin that was taken for a local reader.
     pub(super) fn release(&self, resident: ResidentId) {
         Residents::unpin(&*self.store, resident);
+    }
+
+    /// This node was late by so much: what its requesters sent in time may not have been read.
+    pub(super) fn handle_stall(&mut self, late: Duration) {
+        self.leases.extend_all(late);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {

@@ -23,6 +23,7 @@ mod landing;
 mod outbox;
 mod requester;
 mod requesters;
+mod stall;
 #[cfg(test)]
 mod tests;
 
@@ -184,7 +185,7 @@ impl<L: Landing> Peers<L> {
                     connection.heard = now;
                 }
                 self.requester.handle_completion(&completion, &*self.sink, now);
-                self.break_and_settle(landing, now);
+                self.break_and_settle(Scope::Path, landing, now);
             }
             FabricEvent::Closed { connection, reason } => {
                 self.handle_closed(connection, reason, landing, now);
@@ -262,15 +263,15 @@ impl<L: Landing> Peers<L> {
     /// Deadlines: of fetches, leases, handshakes and silent peers.
     pub fn handle_timeout(&mut self, landing: &mut L, now: Timestamp) {
         self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
-        self.break_and_settle(landing, now);
+        self.break_and_settle(Scope::Path, landing, now);
         self.check_silence(now);
         self.cut_expired(now);
         self.raise_proven(landing, now);
     }
 
-    fn break_and_settle(&mut self, landing: &mut L, now: Timestamp) {
+    fn break_and_settle(&mut self, scope: Scope, landing: &mut L, now: Timestamp) {
         while let Some(connection) = self.requester.poll_break() {
-            self.close(connection, Scope::Path);
+            self.close(connection, scope);
         }
         self.settle(landing, now);
     }

@@ -341,7 +341,7 @@ impl<L: Landing> Requester<L> {
         sink: &dyn EventSink,
         now: Timestamp,
     ) {
-        self.transfers.handle_timeout(now);
+        self.transfers.handle_timeout(Scope::Path, now);
         self.fail_where(Scope::Path, sink, |fetch| {
             matches!(fetch.phase, Phase::Waiting | Phase::Lending) && fetch.deadline <= now
         });
@@ -366,6 +366,21 @@ impl<L: Landing> Requester<L> {
                 *asked = now;
             }
         }
+    }
+
+    /// This node was late by so much: what peers owe it is due later. A borrowed lease ends when it
+    /// does, and READs that it has ended are not the peer's fault.
+    pub(super) fn handle_stall(&mut self, late: Duration, now: Timestamp) {
+        let margin = self.config.lease_margin;
+        for fetch in self.fetches.values_mut() {
+            fetch.deadline = fetch.deadline + late;
+            fetch.reads_end = fetch.reads_end + late;
+            if let Phase::Reading { transfer, ttl, asked, .. } = &fetch.phase {
+                let until = lease_end(*asked, *ttl, margin).min(fetch.reads_end);
+                self.transfers.extend(*transfer, until);
+            }
+        }
+        self.transfers.handle_timeout(Scope::Local, now);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {

@@ -3,26 +3,26 @@
 //!
 //! Lock order: a node's lane, then a shard; the node table is never held together with either.
 
-use std::hash::BuildHasher;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as TableEntry;
 
 use super::nodes::{Candidate, Floor, NodeTable, Sender};
-use super::owners::{OwnerRef, Owners};
+use super::owners::OwnerRef;
 use super::plan::{self, OwnerLists};
+use super::shard::{Left, Shard, wide};
 use super::{
-    Announced, Batch, Heartbeat, NodeIdentity, Plan, PlanQuery, Registration, RegistryEpoch,
-    RegistryError, Segment, Withdrawn, check_address, check_len,
+    Announced, Batch, Beat, Fingerprint, Heartbeat, Missing, NodeIdentity, Partition, Plan,
+    PlanQuery, Registration, RegistryEpoch, RegistryError, Stamp, Withdrawn, check_address,
+    check_len,
 };
 use crate::limits;
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, Timestamp};
 
-/// Shards: enough that neither concurrent batches nor the sweep of one shard hold up the rest.
-const SHARDS: usize = 1024;
+/// Shards, one for each partition: enough that neither concurrent batches nor the sweep of one shard
+/// hold up the rest.
+const SHARDS: usize = limits::REGISTRY_PARTITIONS as usize;
 
 /// How a directory behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct DirectoryOptions {
     /// How long a node stays registered without a heartbeat. Default 10 s. Too short, and a node that
     /// stalls announces everything again; too long, and readers ask a dead node for longer.
     pub lease: Duration,
-    /// Most keys. Default 32 Mi, about 4 GiB. Further keys are not taken, and their announcer is told
+    /// Most keys. Default 32 Mi, about 3 GiB. Further keys are not taken, and their announcer is told
     /// by an owner count of 0.
     pub keys_max: u64,
 }
@@ -54,46 +54,6 @@ pub struct DirectoryStats {
     pub bytes: u64,
     /// Keys by the number of their owners: 1 first, the last for that many and more.
     pub by_owners: [u64; limits::OWNERS_SHOWN],
-}
-
-#[derive(Debug)]
-struct Entry {
-    key: BlockKey,
-    owners: Owners,
-}
-
-#[derive(Debug, Default)]
-struct Shard {
-    table: HashTable<Entry>,
-    owners: u64,
-    spilled: u64,
-    by_owners: [u64; limits::OWNERS_SHOWN],
-}
-
-fn wide(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
-}
-
-/// Where a key with so many owners is counted; `None` without owners.
-fn shown(owners: u64) -> Option<usize> {
-    usize::try_from(owners).unwrap_or(usize::MAX).min(limits::OWNERS_SHOWN).checked_sub(1)
-}
-
-impl Shard {
-    /// Notes how an entry's owners changed.
-    fn account(&mut self, before: (u64, u64), after: (u64, u64)) {
-        self.owners = self.owners.wrapping_add(after.0).wrapping_sub(before.0);
-        self.spilled = self.spilled.wrapping_add(after.1).wrapping_sub(before.1);
-        for (owners, change) in [(before.0, u64::MAX), (after.0, 1)] {
-            if let Some(keys) = shown(owners).and_then(|at| self.by_owners.get_mut(at)) {
-                *keys = keys.wrapping_add(change);
-            }
-        }
-    }
-}
-
-fn size(owners: &Owners) -> (u64, u64) {
-    (wide(owners.as_slice().len()), wide(owners.spilled_bytes()))
 }
 
 /// The owners of blocks in memory.
@@ -129,17 +89,27 @@ impl Directory {
     ///
     /// # Errors
     /// [`RegistryError::Superseded`], [`RegistryError::Full`] (too many nodes), or
-    /// [`RegistryError::Refused`] (the address).
+    /// [`RegistryError::Refused`] (the address, too many digests).
     pub fn heartbeat(
         &self,
         node: &NodeIdentity,
-        heartbeat: Heartbeat,
+        heartbeat: Heartbeat<'_>,
         now: Timestamp,
-    ) -> Result<Registration, RegistryError> {
+    ) -> Result<Beat, RegistryError> {
         check_address(&node.address)?;
+        check_len("a heartbeat's digests", heartbeat.digests.len(), SHARDS)?;
         let lease = self.options.lease;
-        let number = lock(&self.nodes).heartbeat(node, heartbeat, now, lease)?;
-        Ok(Registration { registry: self.epoch, number, lease })
+        let (owner, sole) = lock(&self.nodes).heartbeat(node, heartbeat, now, lease)?;
+        let number = owner.map_or(0, |owner| owner.get().into());
+        let drifted = owner.map_or_else(Vec::new, |owner| {
+            let differs = |told: &&super::PartitionDigest| {
+                let kept = self.shard(told.partition).map(|shard| lock(shard).digest(owner));
+                kept != Some(told.digest)
+            };
+            heartbeat.digests.iter().filter(differs).map(|told| told.partition).collect()
+        });
+        let registration = Registration { registry: self.epoch, number, lease };
+        Ok(Beat { registration, drifted, sole })
     }
 
     /// Adds the node to the owners of each key.
@@ -148,9 +118,10 @@ impl Directory {
     /// [`RegistryError::UnknownNode`], [`RegistryError::Superseded`], [`RegistryError::Late`], or
     /// [`RegistryError::Refused`] (too long); then nothing changed.
     pub fn announce(&self, batch: Batch<'_>, now: Timestamp) -> Result<Announced, RegistryError> {
+        check_len("a batch", batch.keys.len(), limits::REGISTRY_BATCH_MAX)?;
         let keys = batch.keys.iter();
-        let owners =
-            self.apply(batch, now, |sender| keys.map(|key| self.add(key, sender)).collect())?;
+        let owners = self
+            .apply(&batch.stamp, now, |sender| keys.map(|key| self.add(key, sender)).collect())?;
         Ok(Announced { registry: self.epoch, owners })
     }
 
@@ -159,29 +130,76 @@ impl Directory {
     /// # Errors
     /// As [`Self::announce`].
     pub fn withdraw(&self, batch: Batch<'_>, now: Timestamp) -> Result<Withdrawn, RegistryError> {
-        let sole = self.apply(batch, now, |sender| {
-            (0..)
-                .zip(batch.keys)
-                .filter(|(_, key)| self.remove(key, sender) == 1)
-                .map(|(position, _)| position)
-                .collect()
+        check_len("a batch", batch.keys.len(), limits::REGISTRY_BATCH_MAX)?;
+        let mut hints = Vec::new();
+        let sole = self.apply(&batch.stamp, now, |sender| {
+            let owner = sender.reference;
+            let removed = |key| self.remove(key, owner, &sender.floor, &mut hints).owners == 1;
+            let mut removed = removed;
+            let positions = (0..).zip(batch.keys).filter(|(_, key)| removed(key));
+            positions.map(|(position, _)| position).collect()
         })?;
+        self.hint(hints);
         Ok(Withdrawn { registry: self.epoch, sole })
+    }
+
+    /// Removes the node from all keys of one partition. Holds that partition's lock for about 20 ns
+    /// per key in it.
+    ///
+    /// # Errors
+    /// As [`Self::announce`].
+    pub fn forget(
+        &self,
+        stamp: Stamp,
+        partition: Partition,
+        now: Timestamp,
+    ) -> Result<(), RegistryError> {
+        self.apply(&stamp, now, |sender| {
+            if let Some(shard) = self.shard(partition) {
+                lock(shard).forget(sender.reference, &self.hasher);
+            }
+        })
+    }
+
+    /// Removes an owner that was found without these keys; answers how many it was listed for.
+    ///
+    /// # Errors
+    /// [`RegistryError::Refused`] where the list is too long.
+    pub fn report_missing(
+        &self,
+        missing: Missing<'_>,
+        now: Timestamp,
+    ) -> Result<u32, RegistryError> {
+        check_len("a report", missing.keys.len(), limits::REGISTRY_BATCH_MAX)?;
+        let owner = lock(&self.nodes).owner(missing.owner, missing.epoch, now);
+        let Some((owner, floor)) = owner else {
+            return Ok(0);
+        };
+        let mut hints = Vec::new();
+        let removed = missing.keys.iter().map(|key| self.remove(key, owner, &floor, &mut hints));
+        let removed = removed.filter(|left| left.removed).count();
+        self.hint(hints);
+        Ok(u32::try_from(removed).unwrap_or(u32::MAX))
+    }
+
+    fn hint(&self, hints: Vec<(OwnerRef, BlockKey)>) {
+        if !hints.is_empty() {
+            lock(&self.nodes).hint(hints);
+        }
     }
 
     fn apply<T>(
         &self,
-        batch: Batch<'_>,
+        stamp: &Stamp,
         now: Timestamp,
         change: impl FnOnce(&Sender) -> T,
     ) -> Result<T, RegistryError> {
-        check_len("a batch", batch.keys.len(), limits::REGISTRY_BATCH_MAX)?;
-        let sender = lock(&self.nodes).sender(&batch, now)?;
-        let mut last = lock(&sender.lane);
-        if batch.sequence <= *last {
+        let sender = lock(&self.nodes).sender(stamp, now)?;
+        let mut settled = lock(&sender.lane);
+        if stamp.sequence <= (*settled).max(stamp.settled) {
             return Err(RegistryError::Late);
         }
-        *last = batch.sequence;
+        *settled = (*settled).max(stamp.settled);
         Ok(change(&sender))
     }
 
@@ -200,27 +218,11 @@ impl Directory {
             self.owners_of(key, &candidates, query.choice, &mut scratch);
             lists.push(&scratch);
         }
-        let candidate = |slot: usize| candidates.get(slot)?.as_ref();
-        let load = |slot| candidate(slot).map(|c| c.load).unwrap_or_default();
-        let mut plan =
-            Plan { registry: self.epoch, owners: Vec::new(), segments: Vec::new(), missing: 0 };
-        let mut slots: Vec<usize> = Vec::new();
-        let mut covered = 0;
-        for (slot, segment) in plan::split(&lists, load, query.choice) {
-            let Some(candidate) = candidate(slot) else {
-                continue;
-            };
-            let owner = slots.iter().position(|s| *s == slot).unwrap_or_else(|| {
-                slots.push(slot);
-                plan.owners.push(candidate.identity.as_ref().clone());
-                slots.len() - 1
-            });
-            let owner = u32::try_from(owner).unwrap_or(u32::MAX);
-            covered += segment.count;
-            plan.segments.push(Segment { owner, ..segment });
-        }
-        plan.missing = u32::try_from(query.keys.len()).unwrap_or(u32::MAX) - covered;
-        Ok(plan)
+        let known = |slot: usize| {
+            let candidate = candidates.get(slot)?.as_ref()?;
+            Some((candidate.identity.as_ref(), candidate.load))
+        };
+        Ok(plan::assemble(self.epoch, &lists, known, query.choice))
     }
 
     /// Removes dead owners from one shard, the next in turn; returns how many. Called at a steady
@@ -232,29 +234,8 @@ impl Directory {
         nodes.sweep_next = at + 1;
         let floor = nodes.floor(now);
         drop(nodes);
-        let Some(mut shard) = self.shards.get(at).map(lock) else {
-            return 0;
-        };
-        let before = shard.owners;
-        let (mut owners, mut spilled) = (0, 0);
-        let mut by_owners = [0; limits::OWNERS_SHOWN];
-        shard.table.retain(|entry| {
-            entry.owners.retain(|owner| floor.is_live(owner));
-            let size = size(&entry.owners);
-            owners += size.0;
-            spilled += size.1;
-            if let Some(keys) = shown(size.0).and_then(|at| by_owners.get_mut(at)) {
-                *keys += 1;
-            }
-            size.0 > 0
-        });
-        if shard.table.len() < shard.table.capacity() / 4 {
-            shard.table.shrink_to_fit(|entry| self.hasher.hash_one(entry.key));
-        }
-        shard.owners = owners;
-        shard.spilled = spilled;
-        shard.by_owners = by_owners;
-        before - owners
+        let shard = self.shards.get(at).map(lock);
+        shard.map_or(0, |mut shard| shard.retain(|owner| floor.is_live(owner), &self.hasher))
     }
 
     /// What it holds. Takes each lock once.
@@ -265,69 +246,49 @@ impl Directory {
             ..DirectoryStats::default()
         };
         for shard in &self.shards {
-            let shard = lock(shard);
-            stats.keys += wide(shard.table.len());
+            let shard = lock(shard).stats();
+            stats.keys += shard.keys;
             stats.owners += shard.owners;
-            stats.bytes += wide(shard.table.allocation_size()) + shard.spilled;
+            stats.bytes += shard.bytes;
             stats.by_owners.iter_mut().zip(shard.by_owners).for_each(|(sum, keys)| *sum += keys);
         }
         stats
     }
 
-    /// The key's hash and shard. The shard takes bits from the middle: the table inside uses both
-    /// ends.
-    fn shard(&self, key: &BlockKey) -> Option<(u64, &Mutex<Shard>)> {
-        let hash = self.hasher.hash_one(key);
-        let at = usize::try_from((hash >> 40) % wide(SHARDS)).ok()?;
-        Some((hash, self.shards.get(at)?))
+    fn shard(&self, partition: Partition) -> Option<&Mutex<Shard>> {
+        self.shards.get(partition.index())
     }
 
     /// Adds the sender; returns the key's live owners, 0 where there is no room for the key.
     fn add(&self, key: &BlockKey, sender: &Sender) -> u32 {
-        let Some((hash, shard)) = self.shard(key) else {
+        let print = Fingerprint::of(key);
+        let Some(shard) = self.shard(print.partition()) else {
             return 0;
         };
-        let mut shard = lock(shard);
-        let room = wide(shard.table.len()) < self.options.keys_max.div_ceil(wide(SHARDS));
-        let same = |entry: &Entry| entry.key == *key;
-        let rehash = |entry: &Entry| self.hasher.hash_one(entry.key);
-        let mut entry = match shard.table.entry(hash, same, rehash) {
-            TableEntry::Occupied(entry) => entry,
-            TableEntry::Vacant(_) if !room => return 0,
-            TableEntry::Vacant(entry) => {
-                entry.insert(Entry { key: *key, owners: Owners::default() })
-            }
-        };
-        let owners = &mut entry.get_mut().owners;
-        let before = size(owners);
-        owners.insert(sender.reference, |owner| sender.floor.is_live(owner));
-        let after = size(owners);
-        shard.account(before, after);
-        u32::try_from(after.0).unwrap_or(u32::MAX)
+        let keys_max = self.options.keys_max.div_ceil(wide(SHARDS));
+        let is_live = |owner| sender.floor.is_live(owner);
+        let owners = lock(shard).add(print, sender.reference, is_live, (&self.hasher, keys_max));
+        u32::try_from(owners).unwrap_or(u32::MAX)
     }
 
-    /// Removes the sender and dead owners; returns how many are left.
-    fn remove(&self, key: &BlockKey, sender: &Sender) -> usize {
-        self.keep(key, |owner| owner != sender.reference && sender.floor.is_live(owner))
-    }
-
-    fn keep(&self, key: &BlockKey, keep: impl Fn(OwnerRef) -> bool) -> usize {
-        let Some((hash, shard)) = self.shard(key) else {
-            return 0;
+    /// Removes an owner and dead ones; notes whose only key it is now.
+    fn remove(
+        &self,
+        key: &BlockKey,
+        owner: OwnerRef,
+        floor: &Floor,
+        hints: &mut Vec<(OwnerRef, BlockKey)>,
+    ) -> Left {
+        let print = Fingerprint::of(key);
+        let Some(shard) = self.shard(print.partition()) else {
+            return Left::default();
         };
-        let mut shard = lock(shard);
-        let Ok(mut entry) = shard.table.find_entry(hash, |entry| entry.key == *key) else {
-            return 0;
-        };
-        let owners = &mut entry.get_mut().owners;
-        let before = size(owners);
-        owners.retain(keep);
-        let after = size(owners);
-        let left = owners.as_slice().len();
-        if left == 0 {
-            drop(entry.remove());
+        let left = lock(shard).remove(print, owner, |other| floor.is_live(other), &self.hasher);
+        if left.removed
+            && let Some(sole) = left.sole
+        {
+            hints.push((sole, *key));
         }
-        shard.account(before, after);
         left
     }
 
@@ -341,7 +302,8 @@ impl Directory {
         slots: &mut Vec<usize>,
     ) {
         slots.clear();
-        let Some((hash, shard)) = self.shard(key) else {
+        let print = Fingerprint::of(key);
+        let Some(shard) = self.shard(print.partition()) else {
             return;
         };
         let candidate = |owner: &OwnerRef| {
@@ -349,14 +311,9 @@ impl Directory {
             (found.reference == *owner).then_some(owner.slot())
         };
         let shard = lock(shard);
-        let entry = shard.table.find(hash, |entry| entry.key == *key);
-        let owners = entry.map_or(&[][..], |entry| entry.owners.as_slice());
-        slots.extend(owners.iter().filter_map(candidate));
+        slots.extend(shard.owners(print, &self.hasher).iter().filter_map(candidate));
         drop(shard);
-        if slots.len() > limits::REGISTRY_PLAN_OWNERS_MAX {
-            slots.sort_unstable_by_key(|slot| plan::mix(choice, wide(*slot)));
-            slots.truncate(limits::REGISTRY_PLAN_OWNERS_MAX);
-        }
+        plan::sample(slots, choice);
     }
 }
 

@@ -5,8 +5,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use super::{
-    Announced, Batch, Directory, Heartbeat, NodeIdentity, OwnerRegistry, Plan, PlanQuery,
-    Registration, RegistryFuture, Withdrawn,
+    Announced, Batch, Beat, Directory, Heartbeat, Missing, NodeIdentity, OwnerRegistry, Partition,
+    Plan, PlanQuery, RegistryFuture, Stamp, Withdrawn,
 };
 use crate::types::Timestamp;
 
@@ -43,8 +43,8 @@ impl OwnerRegistry for InProcess {
     fn heartbeat<'a>(
         &'a self,
         node: &'a NodeIdentity,
-        heartbeat: Heartbeat,
-    ) -> RegistryFuture<'a, Registration> {
+        heartbeat: Heartbeat<'a>,
+    ) -> RegistryFuture<'a, Beat> {
         let now = (self.now)();
         // Heartbeats are the one steady thing here: they keep the sweep going.
         self.directory.sweep(now);
@@ -57,6 +57,14 @@ impl OwnerRegistry for InProcess {
 
     fn withdraw<'a>(&'a self, batch: Batch<'a>) -> RegistryFuture<'a, Withdrawn> {
         Box::pin(ready(self.directory.withdraw(batch, (self.now)())))
+    }
+
+    fn forget<'a>(&'a self, stamp: Stamp, partition: Partition) -> RegistryFuture<'a, ()> {
+        Box::pin(ready(self.directory.forget(stamp, partition, (self.now)())))
+    }
+
+    fn report_missing<'a>(&'a self, missing: Missing<'a>) -> RegistryFuture<'a, u32> {
+        Box::pin(ready(self.directory.report_missing(missing, (self.now)())))
     }
 
     fn plan<'a>(&'a self, query: PlanQuery<'a>) -> RegistryFuture<'a, Plan> {

@@ -10,17 +10,24 @@
 //! - Ownership is kept as (node slot, generation of the registration). The end of a registration, by
 //!   expiry, by a later start of the node, or by its leave, changes the generation: all that it owned
 //!   is void in O(1), skipped by every answer, and removed when met or swept.
-//! - Batches of one node name their registration and carry rising sequence numbers. A batch that
-//!   arrives after a later one, or from an earlier registration or start of the node, changes nothing,
-//!   so that an announce and a withdraw of one key are never reordered.
+//! - Batches of one node name their registration and carry a [`Stamp`]. A batch from an earlier
+//!   registration or start of the node, or one that its sender had settled, changes nothing, so that
+//!   an announce and a withdraw of one key are never reordered, however many batches are under way.
+//! - Keys fall into [`limits::REGISTRY_PARTITIONS`] **partitions**. For each of them a node and the
+//!   registry keep a digest of what the node holds, and compare them in heartbeats: whatever was lost
+//!   on either side is found, and told again for that partition alone.
 //! - A plan splits the asked positions, in order, into runs that one owner holds whole.
 #![forbid(unsafe_code)]
 
+pub mod announcing;
+mod calls;
 mod directory;
+mod fingerprint;
 mod in_process;
 mod nodes;
 mod owners;
 mod plan;
+mod shard;
 #[cfg(test)]
 mod tests;
 
@@ -28,151 +35,17 @@ use std::fmt::Debug;
 use std::pin::Pin;
 use std::time::Duration;
 
+pub use calls::{
+    Announced, Batch, Beat, Heartbeat, Load, Missing, NodeIdentity, Plan, PlanQuery, Presence,
+    Registration, RegistryEpoch, Segment, Stamp, Withdrawn,
+};
 pub use directory::{Directory, DirectoryOptions, DirectoryStats};
+pub use fingerprint::{Fingerprint, Partition, PartitionDigest};
 pub use in_process::InProcess;
+pub(crate) use plan::assemble_plan;
 
 use crate::limits;
-use crate::types::{BlockKey, NodeEpoch, NodeId, Scope};
-
-/// A node as it registers and as plans name it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeIdentity {
-    /// Who it is.
-    pub node: NodeId,
-    /// Which start of it.
-    pub epoch: NodeEpoch,
-    /// Where peers connect to it, `host:port`, 1 to [`limits::REGISTRY_ADDRESS_BYTES_MAX`] bytes.
-    pub address: String,
-}
-
-/// One start of a registry. Another one knows nothing of what was announced before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RegistryEpoch(pub u64);
-
-/// What a node says about itself with a heartbeat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Load {
-    /// Bytes that it has lent and that are still being read.
-    pub outstanding_bytes: u64,
-    /// How long askers should spare it, milliseconds; 0 where it is not under pressure.
-    pub pause_ms: u32,
-}
-
-/// What a heartbeat is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Presence {
-    /// Renew the lease, or register where there is none.
-    #[default]
-    Here,
-    /// Register anew: void all that this node announced, in one step. A node does so at its start,
-    /// and when it lost track of what it announced.
-    Afresh,
-    /// End the registration, which voids all that the node announced.
-    Leaving,
-}
-
-/// A sign of life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Heartbeat {
-    /// What it is for.
-    pub presence: Presence,
-    /// How busy the node is.
-    pub load: Load,
-}
-
-/// A node's standing in a registry. Where it differs from the one seen before, the registry holds
-/// nothing that the node announced earlier, and the node announces everything again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Registration {
-    /// The registry's start.
-    pub registry: RegistryEpoch,
-    /// The number of the registration within it; 0 is none (the node just left).
-    pub number: u32,
-    /// How long the registration lasts without another heartbeat.
-    pub lease: Duration,
-}
-
-/// Blocks that a node announces or withdraws.
-#[derive(Debug, Clone, Copy)]
-pub struct Batch<'a> {
-    /// The node.
-    pub node: NodeId,
-    /// Its start.
-    pub epoch: NodeEpoch,
-    /// The [`Registration::number`] that the batch belongs to; in another one it changes nothing.
-    pub registration: u32,
-    /// Greater than that of every earlier batch, announce or withdraw, of this registration.
-    pub sequence: u64,
-    /// At most [`limits::REGISTRY_BATCH_MAX`] keys.
-    pub keys: &'a [BlockKey],
-}
-
-/// The answer to an announce.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Announced {
-    /// The registry's start.
-    pub registry: RegistryEpoch,
-    /// Live owners of each key, in the positions asked, the announcer among them. 0: the registry is
-    /// full and did not take this key.
-    pub owners: Vec<u32>,
-}
-
-/// The answer to a withdraw.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Withdrawn {
-    /// The registry's start.
-    pub registry: RegistryEpoch,
-    /// Positions of the keys that have exactly one live owner left, rising.
-    pub sole: Vec<u32>,
-}
-
-/// The question of who holds these blocks.
-#[derive(Debug, Clone, Copy)]
-pub struct PlanQuery<'a> {
-    /// Who asks; it is left out of the answer.
-    pub asker: NodeId,
-    /// In the order of reading, at most [`limits::REGISTRY_BATCH_MAX`].
-    pub keys: &'a [BlockKey],
-    /// Nodes to leave out, at most [`limits::REGISTRY_AVOID_MAX`].
-    pub avoid: &'a [NodeId],
-    /// Decides among equals: askers that give different numbers spread over the owners; the same
-    /// number and state give the same plan.
-    pub choice: u64,
-}
-
-/// A run of positions that one owner holds whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// Index in [`Plan::owners`].
-    pub owner: u32,
-    /// The first position.
-    pub first: u32,
-    /// How many positions, at least 1.
-    pub count: u32,
-}
-
-/// Who holds what, in the order asked. Positions in no segment have no owner.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
-    /// The registry's start.
-    pub registry: RegistryEpoch,
-    /// The owners that segments refer to.
-    pub owners: Vec<NodeIdentity>,
-    /// Runs of positions, rising, without overlap.
-    pub segments: Vec<Segment>,
-    /// Positions that no segment covers.
-    pub missing: u32,
-}
-
-impl Plan {
-    /// The segments with their owners.
-    pub fn runs(&self) -> impl Iterator<Item = (&NodeIdentity, Segment)> {
-        self.segments.iter().filter_map(|segment| {
-            let at = usize::try_from(segment.owner).ok()?;
-            Some((self.owners.get(at)?, *segment))
-        })
-    }
-}
+use crate::types::Scope;
 
 /// Why a registry call failed. None of these stops local hits or saves.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -195,8 +68,10 @@ pub enum RegistryError {
         "a later start of this node is registered; stop this process, or give it its own node id"
     )]
     Superseded,
-    /// A later batch of this node was there first; this one changed nothing.
-    #[error("a later batch of this node arrived first; this one changed nothing")]
+    /// The node had settled this batch before it came; it changed nothing.
+    #[error(
+        "the node had given up on this batch, or repeated it, before it came; it changed nothing"
+    )]
     Late,
     /// The call can never work as it is.
     #[error("the registry refused the call: {reason}")]
@@ -245,14 +120,14 @@ pub trait OwnerRegistry: Send + Sync + Debug {
     fn heartbeat<'a>(
         &'a self,
         node: &'a NodeIdentity,
-        heartbeat: Heartbeat,
-    ) -> RegistryFuture<'a, Registration>;
+        heartbeat: Heartbeat<'a>,
+    ) -> RegistryFuture<'a, Beat>;
 
     /// Says that the node holds these blocks. Idempotent.
     ///
     /// # Errors
-    /// [`RegistryError::UnknownNode`] without a registration, [`RegistryError::Late`] behind a later
-    /// batch, and what the way to the registry brings.
+    /// [`RegistryError::UnknownNode`] without a registration, [`RegistryError::Late`] for a batch that
+    /// its sender had settled, and what the way to the registry brings.
     fn announce<'a>(&'a self, batch: Batch<'a>) -> RegistryFuture<'a, Announced>;
 
     /// Says that the node holds these blocks no longer. Idempotent.
@@ -260,6 +135,21 @@ pub trait OwnerRegistry: Send + Sync + Debug {
     /// # Errors
     /// As [`Self::announce`].
     fn withdraw<'a>(&'a self, batch: Batch<'a>) -> RegistryFuture<'a, Withdrawn>;
+
+    /// Says that what the node announced in this partition is void; it will announce there again.
+    /// The sender settles every earlier batch first.
+    ///
+    /// # Errors
+    /// As [`Self::announce`].
+    fn forget<'a>(&'a self, stamp: Stamp, partition: Partition) -> RegistryFuture<'a, ()>;
+
+    /// Says that an owner was asked for these blocks and does not hold them, so that nobody else is
+    /// sent there. Answers how many it had been listed for. An owner that does hold one of them is
+    /// listed again when its digest is compared next.
+    ///
+    /// # Errors
+    /// [`RegistryError::Refused`] beyond the limits, and what the way to the registry brings.
+    fn report_missing<'a>(&'a self, missing: Missing<'a>) -> RegistryFuture<'a, u32>;
 
     /// Asks who holds these blocks.
     ///
@@ -279,7 +169,7 @@ pub(crate) fn check_len(what: &str, len: usize, max: usize) -> Result<(), Regist
 }
 
 /// Refuses an address that no node can have.
-fn check_address(address: &str) -> Result<(), RegistryError> {
+pub(crate) fn check_address(address: &str) -> Result<(), RegistryError> {
     let max = limits::REGISTRY_ADDRESS_BYTES_MAX;
     let fits = (1..=max).contains(&address.len());
     if !fits || address.chars().any(|c| c.is_control() || c.is_whitespace()) {

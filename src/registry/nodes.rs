@@ -12,13 +12,13 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
 use super::owners::OwnerRef;
-use super::{Batch, Heartbeat, Load, NodeIdentity, Presence, RegistryError};
+use super::{Heartbeat, Load, NodeIdentity, Presence, RegistryError, Stamp};
 use crate::limits;
 use crate::sync::Mutex;
-use crate::types::{NodeId, Timestamp};
+use crate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
 
-/// The sequence of the last batch that a registration applied. Held while a batch is applied, so that
-/// batches of one node are applied one after the other.
+/// Up to which sequence a registration's changes are settled. Held while a batch is applied, so that
+/// one which its sender gives up meanwhile is over before a later one of the same keys begins.
 pub(super) type Lane = Arc<Mutex<u64>>;
 
 #[derive(Debug)]
@@ -29,6 +29,8 @@ struct Slot {
     load: Load,
     deadline: Timestamp,
     lane: Lane,
+    /// Blocks of which it became the only owner; told with its next heartbeat.
+    sole: Vec<BlockKey>,
 }
 
 impl Slot {
@@ -40,6 +42,7 @@ impl Slot {
     fn end(&mut self) {
         if self.live {
             self.live = false;
+            self.sole = Vec::new();
             // A registration begins only in a usable slot, so there is a next one.
             self.reference = self.reference.next().unwrap_or(self.reference);
         }
@@ -120,32 +123,61 @@ impl NodeTable {
             .collect()
     }
 
-    /// The registration that a batch of this node belongs to.
+    fn live_slot(&self, node: NodeId) -> Option<&Slot> {
+        let slot = self.by_id.get(&node).and_then(|at| self.slots.get(*at));
+        slot.filter(|slot| slot.live)
+    }
+
+    /// The registration that a start of a node has now, and what is void.
+    pub(super) fn owner(
+        &mut self,
+        node: NodeId,
+        epoch: NodeEpoch,
+        now: Timestamp,
+    ) -> Option<(OwnerRef, Floor)> {
+        let floor = self.floor(now);
+        let slot = self.live_slot(node).filter(|slot| slot.identity.epoch == epoch)?;
+        Some((slot.reference, floor))
+    }
+
+    /// Keeps for their nodes what they are the only owners of now.
+    pub(super) fn hint(&mut self, sole: impl IntoIterator<Item = (OwnerRef, BlockKey)>) {
+        for (owner, key) in sole {
+            let slot = self.slots.get_mut(owner.slot());
+            let slot = slot.filter(|slot| slot.live && slot.reference == owner);
+            if let Some(slot) = slot.filter(|slot| slot.sole.len() < limits::REGISTRY_HINTS_MAX) {
+                slot.sole.push(key);
+            }
+        }
+    }
+
+    /// The registration that a change of this node belongs to.
     pub(super) fn sender(
         &mut self,
-        batch: &Batch<'_>,
+        stamp: &Stamp,
         now: Timestamp,
     ) -> Result<Sender, RegistryError> {
         let floor = self.floor(now);
-        let slot = self.by_id.get(&batch.node).and_then(|at| self.slots.get(*at));
-        let slot = slot.filter(|slot| slot.live).ok_or(RegistryError::UnknownNode)?;
-        if slot.identity.epoch > batch.epoch {
+        let slot = self.live_slot(stamp.node).ok_or(RegistryError::UnknownNode)?;
+        if slot.identity.epoch > stamp.epoch {
             return Err(RegistryError::Superseded);
         }
-        if slot.identity.epoch < batch.epoch || slot.reference.get() != batch.registration {
+        let same = u64::from(slot.reference.get()) == stamp.registration;
+        if slot.identity.epoch < stamp.epoch || !same {
             return Err(RegistryError::UnknownNode);
         }
         Ok(Sender { reference: slot.reference, lane: Arc::clone(&slot.lane), floor })
     }
 
-    /// Registers, renews or ends; returns the registration's number, 0 after a leave.
+    /// Registers, renews or ends; returns the registration, `None` after a leave, and the blocks that
+    /// wait for the node to hear that it is their only owner.
     pub(super) fn heartbeat(
         &mut self,
         identity: &NodeIdentity,
-        heartbeat: Heartbeat,
+        heartbeat: Heartbeat<'_>,
         now: Timestamp,
         lease: Duration,
-    ) -> Result<u32, RegistryError> {
+    ) -> Result<(Option<OwnerRef>, Vec<BlockKey>), RegistryError> {
         self.expire(now);
         let known = self.by_id.get(&identity.node).copied();
         if let Some(slot) = known.and_then(|at| self.slots.get_mut(at)) {
@@ -159,7 +191,7 @@ impl NodeTable {
             }
         }
         if heartbeat.presence == Presence::Leaving {
-            return Ok(0);
+            return Ok((None, Vec::new()));
         }
         let at = self.slot_for(identity, known)?;
         let slot = self.slots.get_mut(at).ok_or_else(full)?;
@@ -172,7 +204,7 @@ impl NodeTable {
         }
         slot.load = heartbeat.load;
         slot.deadline = now + lease;
-        Ok(slot.reference.get())
+        Ok((Some(slot.reference), std::mem::take(&mut slot.sole)))
     }
 
     /// The node's slot, a new one, or one whose registration ended longest ago.
@@ -196,6 +228,7 @@ impl NodeTable {
                 load: Load::default(),
                 deadline: Timestamp::ZERO,
                 lane: Lane::default(),
+                sole: Vec::new(),
             });
             reference.slot()
         } else {
@@ -221,17 +254,16 @@ fn full() -> RegistryError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::NodeEpoch;
 
     fn knows(table: &mut NodeTable, node: u32, registration: u32, now: Timestamp) -> bool {
-        let batch = Batch {
+        let stamp = Stamp {
             node: identity(node, 1).node,
             epoch: NodeEpoch(1),
-            registration,
+            registration: registration.into(),
             sequence: 1,
-            keys: &[],
+            settled: 0,
         };
-        table.sender(&batch, now).is_ok()
+        table.sender(&stamp, now).is_ok()
     }
 
     const LEASE: Duration = Duration::from_secs(10);
@@ -244,7 +276,9 @@ mod tests {
 
     fn here(table: &mut NodeTable, node: u32, at: u64) -> Result<u32, RegistryError> {
         let now = Timestamp::ZERO + Duration::from_secs(at);
-        table.heartbeat(&identity(node, 1), Heartbeat::default(), now, LEASE)
+        let (registered, _) =
+            table.heartbeat(&identity(node, 1), Heartbeat::default(), now, LEASE)?;
+        Ok(registered.unwrap().get())
     }
 
     #[test]

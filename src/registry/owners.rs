@@ -57,11 +57,12 @@ impl Owners {
         }
     }
 
-    /// Adds `owner` where it is not there yet, and removes those that `is_live` denies.
-    pub(super) fn insert(&mut self, owner: OwnerRef, is_live: impl Fn(OwnerRef) -> bool) {
+    /// Adds `owner`, and removes those that `is_live` denies; whether it was not there before.
+    pub(super) fn insert(&mut self, owner: OwnerRef, is_live: impl Fn(OwnerRef) -> bool) -> bool {
         let known = self.as_slice();
-        if known.contains(&owner) && known.iter().all(|other| is_live(*other)) {
-            return;
+        let is_new = !known.contains(&owner);
+        if !is_new && known.iter().all(|other| is_live(*other)) {
+            return false;
         }
         self.retain(|other| other != owner && is_live(other));
         match self {
@@ -75,6 +76,7 @@ impl Owners {
                 *many = many.iter().copied().chain([owner]).collect();
             }
         }
+        is_new
     }
 
     /// Removes the owners that `keep` denies.
@@ -103,7 +105,7 @@ impl Owners {
 
 const _: () = {
     assert!(limits::REGISTRY_NODES_MAX <= 1 << SLOT_BITS);
-    assert!(size_of::<Owners>() <= 24, "an entry stays within 72 bytes");
+    assert!(size_of::<Owners>() <= 24, "an entry stays within 40 bytes");
 };
 
 #[cfg(test)]

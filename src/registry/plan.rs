@@ -4,7 +4,8 @@
 //! other by load, and the winner takes its whole run. The farthest reach gives the fewest runs; "about"
 //! keeps one owner with a block more than the others from serving everybody.
 
-use super::{Load, Segment};
+use super::{Load, NodeIdentity, Plan, RegistryEpoch, Segment};
+use crate::limits;
 
 /// The owners of each position, as indices of candidates, in one allocation.
 #[derive(Debug, Default)]
@@ -37,19 +38,66 @@ impl OwnerLists {
 }
 
 /// A number that looks random and depends on both arguments alone (SplitMix64's finaliser).
-pub(super) const fn mix(seed: u64, value: u64) -> u64 {
+const fn mix(seed: u64, value: u64) -> u64 {
     let mut z = seed ^ value.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
-/// The runs; [`Segment::owner`] is the index of a candidate.
-pub(super) fn split(
-    lists: &OwnerLists,
-    load: impl Fn(usize) -> Load,
+/// Of more owners than a plan weighs, leaves a sample that is the same for keys of the same owners, so
+/// that runs stay whole.
+pub(super) fn sample(owners: &mut Vec<usize>, choice: u64) {
+    if owners.len() > limits::REGISTRY_PLAN_OWNERS_MAX {
+        owners.sort_unstable_by_key(|owner| mix(choice, u64::try_from(*owner).unwrap_or(u64::MAX)));
+        owners.truncate(limits::REGISTRY_PLAN_OWNERS_MAX);
+    }
+}
+
+/// As [`assemble`], from owners listed one by one.
+pub(crate) fn assemble_plan<'a>(
+    registry: RegistryEpoch,
+    positions: Vec<Vec<usize>>,
+    known: impl Fn(usize) -> Option<(&'a NodeIdentity, Load)>,
     choice: u64,
-) -> Vec<(usize, Segment)> {
+) -> Plan {
+    let mut lists = OwnerLists::with_capacity(positions.len());
+    for mut owners in positions {
+        sample(&mut owners, choice);
+        lists.push(&owners);
+    }
+    assemble(registry, &lists, known, choice)
+}
+
+/// The plan that these lists make. `known` says who an owner is and how busy.
+pub(super) fn assemble<'a>(
+    registry: RegistryEpoch,
+    lists: &OwnerLists,
+    known: impl Fn(usize) -> Option<(&'a NodeIdentity, Load)>,
+    choice: u64,
+) -> Plan {
+    let mut plan = Plan { registry, owners: Vec::new(), segments: Vec::new(), missing: 0 };
+    let load = |owner| known(owner).map(|(_, load)| load).unwrap_or_default();
+    let mut listed: Vec<usize> = Vec::new();
+    let mut covered = 0;
+    for (owner, segment) in split(lists, load, choice) {
+        let Some((identity, _)) = known(owner) else {
+            continue;
+        };
+        let at = listed.iter().position(|other| *other == owner).unwrap_or_else(|| {
+            listed.push(owner);
+            plan.owners.push(identity.clone());
+            listed.len() - 1
+        });
+        covered += segment.count;
+        plan.segments.push(Segment { owner: u32::try_from(at).unwrap_or(u32::MAX), ..segment });
+    }
+    plan.missing = u32::try_from(lists.ends.len()).unwrap_or(u32::MAX) - covered;
+    plan
+}
+
+/// The runs, each with its owner; [`Segment::owner`] is not set.
+fn split(lists: &OwnerLists, load: impl Fn(usize) -> Load, choice: u64) -> Vec<(usize, Segment)> {
     let mut runs = Vec::new();
     let mut position = 0;
     while position < lists.ends.len() {

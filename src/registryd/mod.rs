@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::event::RegistryCall;
 use crate::limits;
 use crate::net::wire::owner_registry_server::OwnerRegistryServer;
 use crate::registry::{Directory, DirectoryOptions, DirectoryStats, RegistryEpoch};
@@ -23,9 +24,9 @@ use admission::Admission;
 use incoming::Incoming;
 use service::{Calls, Service};
 
-/// Calls at once on one connection. A node has one batch and one heartbeat in flight, and a plan for
-/// each read that starts.
-const CALLS_PER_CONNECTION: u32 = 32;
+/// Calls at once on one connection. A node has a few batches and one heartbeat in flight, and a plan
+/// for each read that starts.
+const CALLS_PER_CONNECTION: u32 = 64;
 
 /// Calls at once over all connections, so that messages fill at most 1 GiB.
 const CALLS_MAX: usize = 512;
@@ -78,10 +79,10 @@ pub struct RegistrydError(#[from] tonic::transport::Error);
 pub struct RegistrydStats {
     /// Nodes, keys, owners and their memory.
     pub directory: DirectoryStats,
-    /// Calls answered, in the order of [`crate::event::RegistryCall::ALL`].
-    pub answered: [u64; 4],
+    /// Calls answered, in the order of [`RegistryCall::ALL`].
+    pub answered: [u64; RegistryCall::ALL.len()],
     /// Calls refused, likewise.
-    pub refused: [u64; 4],
+    pub refused: [u64; RegistryCall::ALL.len()],
     /// Keys in announces, withdraws and plans that were answered.
     pub keys: u64,
 }

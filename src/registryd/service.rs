@@ -11,10 +11,12 @@ use crate::event::RegistryCall;
 use crate::limits;
 use crate::net::wire::owner_registry_server::OwnerRegistry;
 use crate::net::wire::{self, AnnounceReply, HeartbeatReply, HeartbeatRequest};
+use crate::net::wire::{ForgetReply, ForgetRequest, MissingReply, MissingRequest};
 use crate::net::wire::{PlanReply, PlanRequest, WithdrawReply};
-use crate::net::{decode_keys, decode_node, status_of};
+use crate::net::{decode_digests, decode_keys, decode_node, encode_keys, status_of};
 use crate::registry::{
-    Batch, Directory, Heartbeat, Load, NodeIdentity, PlanQuery, Presence, RegistryError,
+    Batch, Directory, Heartbeat, Load, Missing, NodeIdentity, Partition, PlanQuery, Presence,
+    RegistryError, Stamp,
 };
 use crate::runtime::clock::Clock;
 use crate::types::{NodeEpoch, NodeId};
@@ -22,8 +24,8 @@ use crate::types::{NodeEpoch, NodeId};
 /// How often each call came. The counts are statistics: no order among them is needed.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    answered: [AtomicU64; 4],
-    refused: [AtomicU64; 4],
+    answered: [AtomicU64; RegistryCall::ALL.len()],
+    refused: [AtomicU64; RegistryCall::ALL.len()],
     keys: AtomicU64,
 }
 
@@ -91,12 +93,16 @@ impl Service {
         };
         let load =
             Load { outstanding_bytes: request.outstanding_bytes, pause_ms: request.pause_ms };
-        let heartbeat = Heartbeat { presence, load };
-        let standing = self.directory.heartbeat(&node, heartbeat, self.clock.now())?;
+        let digests = decode_digests(&request.digests)?;
+        let heartbeat = Heartbeat { presence, load, digests: &digests };
+        let beat = self.directory.heartbeat(&node, heartbeat, self.clock.now())?;
+        let standing = beat.registration;
         Ok(HeartbeatReply {
             registry_epoch: standing.registry.0,
             number: standing.number,
             lease_ms: millis(standing.lease),
+            drifted: beat.drifted.iter().map(|partition| partition.get().into()).collect(),
+            sole: encode_keys(&beat.sole).into(),
         })
     }
 
@@ -105,14 +111,26 @@ impl Service {
         apply: impl FnOnce(Batch<'_>) -> Result<T, RegistryError>,
     ) -> Result<(T, usize), RegistryError> {
         let keys = decode_keys(&message.keys)?;
-        let reply = apply(Batch {
-            node: decode_node(&message.node)?,
-            epoch: NodeEpoch(message.epoch),
-            registration: message.registration,
-            sequence: message.sequence,
-            keys: &keys,
-        })?;
+        let reply = apply(Batch { stamp: stamp_of(message)?, keys: &keys })?;
         Ok((reply, keys.len()))
+    }
+
+    fn on_forget(&self, request: &ForgetRequest) -> Result<ForgetReply, RegistryError> {
+        let refused = |reason: &str| RegistryError::Refused { reason: reason.to_owned() };
+        let message = request.stamp.as_ref().ok_or_else(|| refused("a change needs its stamp"))?;
+        let number = u16::try_from(request.partition).ok();
+        let partition =
+            number.and_then(Partition::new).ok_or_else(|| refused("there is no such partition"))?;
+        self.directory.forget(stamp_of(message)?, partition, self.clock.now())?;
+        Ok(ForgetReply {})
+    }
+
+    fn on_report(&self, request: &MissingRequest) -> Result<(MissingReply, usize), RegistryError> {
+        let keys = decode_keys(&request.keys)?;
+        let owner = decode_node(&request.owner)?;
+        let missing = Missing { owner, epoch: NodeEpoch(request.epoch), keys: &keys };
+        let removed = self.directory.report_missing(missing, self.clock.now())?;
+        Ok((MissingReply { removed }, keys.len()))
     }
 
     fn on_plan(&self, request: &PlanRequest) -> Result<(PlanReply, usize), RegistryError> {
@@ -141,6 +159,16 @@ impl Service {
         };
         Ok((reply, keys.len()))
     }
+}
+
+fn stamp_of(message: &wire::Batch) -> Result<Stamp, RegistryError> {
+    Ok(Stamp {
+        node: decode_node(&message.node)?,
+        epoch: NodeEpoch(message.epoch),
+        registration: message.registration,
+        sequence: message.sequence,
+        settled: message.settled,
+    })
 }
 
 fn millis(span: Duration) -> u32 {
@@ -191,6 +219,22 @@ impl OwnerRegistry for Service {
             Ok(WithdrawReply { registry_epoch: answer.registry.0, sole: answer.sole })
         });
         self.answer(RegistryCall::Withdraw, reply)
+    }
+
+    async fn forget(
+        &self,
+        request: Request<ForgetRequest>,
+    ) -> Result<Response<ForgetReply>, Status> {
+        let reply = self.on_forget(request.get_ref());
+        self.answer(RegistryCall::Withdraw, reply.map(|reply| (reply, 0)))
+    }
+
+    async fn report_missing(
+        &self,
+        request: Request<MissingRequest>,
+    ) -> Result<Response<MissingReply>, Status> {
+        let reply = self.on_report(request.get_ref());
+        self.answer(RegistryCall::Report, reply)
     }
 
     async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanReply>, Status> {

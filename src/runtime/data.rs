@@ -3,8 +3,8 @@
 //!
 //! Each round takes commands, polls the fabric once, gives the events to [`Peers`], and carries out
 //! what they ask for. The clock is read once a round: deadlines are milliseconds and more, a round
-//! is microseconds. The thread waits only in [`Fabric::poll`]; commands end that wait through the
-//! fabric's waker.
+//! is microseconds. That moment is also the thread's [`Heartbeat`]. The thread waits only in
+//! [`Fabric::poll`]; commands end that wait through the fabric's waker.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
+use super::heartbeat::{Heartbeat, Rounds};
 use super::rejections::{By, Rejections};
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
 use crate::limits;
@@ -60,6 +61,7 @@ pub struct Stopped;
 pub struct DataHandle<E> {
     commands: Sender<Command<E>>,
     waker: Arc<dyn Wake>,
+    heartbeat: Heartbeat,
     /// Closed with the thread.
     alive: watch::Receiver<bool>,
 }
@@ -69,6 +71,7 @@ impl<E> Clone for DataHandle<E> {
         Self {
             commands: self.commands.clone(),
             waker: Arc::clone(&self.waker),
+            heartbeat: self.heartbeat.clone(),
             alive: self.alive.clone(),
         }
     }
@@ -116,6 +119,19 @@ impl<E> DataHandle<E> {
         self.send(Command::Stop).ok();
     }
 
+    /// When the thread last went round.
+    #[must_use]
+    pub fn heartbeat(&self) -> &Heartbeat {
+        &self.heartbeat
+    }
+
+    /// Whether the thread has not ended.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        // The sender goes with the thread.
+        self.alive.has_changed().is_ok()
+    }
+
     /// Done when the thread has ended, for whatever reason.
     pub async fn closed(&self) {
         self.alive.clone().wait_for(|alive| !alive).await.ok();
@@ -149,12 +165,15 @@ where
 {
     let (commands, inbox) = channel();
     let (living, alive) = watch::channel(true);
-    let handle = DataHandle { commands, waker: fabric.waker(), alive };
+    let heartbeat = Heartbeat::new(clock.now());
+    let waker = fabric.waker();
+    let handle = DataHandle { commands, waker, heartbeat: heartbeat.clone(), alive };
     let thread = DataThread {
         fabric,
         peers,
         landing,
         clock,
+        heartbeat,
         inbox,
         endpoints: HashMap::new(),
         answers: BTreeMap::new(),
@@ -175,6 +194,7 @@ struct DataThread<F: Fabric, L: Landing> {
     peers: Peers<L>,
     landing: L,
     clock: Clock,
+    heartbeat: Heartbeat,
     inbox: Receiver<Command<F::Endpoint>>,
     endpoints: HashMap<NodeId, F::Endpoint>,
     answers: BTreeMap<FetchId, oneshot::Sender<Fetched>>,
@@ -187,6 +207,7 @@ struct DataThread<F: Fabric, L: Landing> {
 impl<F: Fabric, L: Landing> DataThread<F, L> {
     fn run(mut self) -> Result<(), FabricError> {
         let mut events = EventBatch::default();
+        let mut rounds = Rounds::new(self.clock.now());
         loop {
             self.take_commands();
             self.carry_out();
@@ -200,6 +221,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
             events.clear();
             self.fabric.poll(&mut events, wait)?;
             let now = self.clock.now();
+            self.heartbeat.beat(now);
             for event in &events.events {
                 let bytes = match *event {
                     FabricEvent::Message { start, end, .. } => events.message(start, end),
@@ -207,6 +229,10 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 };
                 self.rejections.observe(By::Peer, bytes, || now);
                 self.peers.handle_event(*event, bytes, &mut self.landing, now);
+            }
+            if let Some(late) = rounds.end(wait, now) {
+                tracing::warn!(?late, "this node's data thread was late: its peers get that time");
+                self.peers.handle_stall(late, &mut self.landing, now);
             }
             if self.peers.poll_timeout().is_some_and(|deadline| deadline <= now) {
                 self.peers.handle_timeout(&mut self.landing, now);

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod data;
 pub mod deadline;
 pub mod door;
+pub mod heartbeat;
 pub mod http;
 pub mod reclaim;
 mod rejections;

@@ -63,11 +63,10 @@ impl Fabric for SimFabric {
         self.network.0.borrow_mut().register((self.at, self.life), memory, access)
     }
 
-    /// Bytes of a READ that is on its way into the region land nowhere.
+    /// Bytes of a READ that is on its way into the region still land there, until its completion is
+    /// polled.
     fn deregister(&mut self, region: RegionId) {
-        if let Ok(node) = self.network.0.borrow_mut().node(self.at, self.life) {
-            node.regions.retain(|registered| registered.region.id != region);
-        }
+        self.network.0.borrow_mut().deregister((self.at, self.life), region);
     }
 
     fn connect(&mut self, to: &SimEndpoint) -> Result<ConnectionId, FabricError> {

@@ -115,8 +115,16 @@ impl State {
         };
         end.phase = Phase::Closed;
         let connection = Self::id(index, end.life);
+        // Where the peer or the way to it is gone, the first READ says so.
+        let mut first = match reason {
+            CloseReason::PeerClosed | CloseReason::Unreachable if !end.told => {
+                Some(CompletionStatus::Unreachable)
+            }
+            _ => None,
+        };
         for read in std::mem::take(&mut end.reads) {
-            let (wr_id, status) = (read.wr_id, CompletionStatus::Flushed);
+            let status = first.take().unwrap_or(CompletionStatus::Flushed);
+            let wr_id = read.wr_id;
             let flushed = FabricEvent::Completed(Completion { connection, wr_id, status });
             self.tell(index, flushed, Vec::new());
         }

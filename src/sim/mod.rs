@@ -16,8 +16,8 @@
 //!   partition: the other end learns it from the answer to what it sends next.
 //! - A dropped [`SimFabric`] is a dead node; a new one for the same [`SimEndpoint`] is its restart.
 //!
-//! Delays are drawn per message, and messages of one connection stay in order. There is no
-//! bandwidth: a byte costs nothing.
+//! Delays are drawn per message, and messages of one connection stay in order. A byte costs nothing,
+//! unless [`SimConfig::read_rate`] says what it costs its READ.
 //!
 //! ```
 //! use std::time::Duration;
@@ -51,6 +51,7 @@ mod state;
 mod tests;
 
 use std::cell::RefCell;
+use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::time::Duration;
@@ -80,6 +81,16 @@ pub struct SimConfig {
     pub read_segments: usize,
     /// Longest READ, bytes.
     pub read_bytes: u32,
+    /// Bytes per second of each READ, whatever others there are. Default: no limit.
+    pub read_rate: Option<NonZeroU64>,
+}
+
+impl SimConfig {
+    /// How long a READ takes for so many bytes, beside its delays.
+    fn reading_time(&self, bytes: u64) -> Duration {
+        let nanos = |rate: NonZeroU64| bytes.saturating_mul(1_000_000_000) / rate;
+        Duration::from_nanos(self.read_rate.map_or(0, nanos))
+    }
 }
 
 impl Default for SimConfig {
@@ -92,6 +103,7 @@ impl Default for SimConfig {
             reads_outstanding: 64,
             read_segments: 4,
             read_bytes: 64 << 10,
+            read_rate: None,
         }
     }
 }

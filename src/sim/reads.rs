@@ -84,8 +84,14 @@ impl State {
             return;
         };
         let read = end.reads.remove(at);
+        end.told = true;
         self.complete(index, &read, status);
-        self.break_end(index, CloseReason::ReadFailed);
+        // A peer that is gone is no fault of the READ that finds it out.
+        let reason = match status {
+            CompletionStatus::Unreachable => CloseReason::PeerClosed,
+            _ => CloseReason::ReadFailed,
+        };
+        self.break_end(index, reason);
     }
 
     /// The region of a node that a peer's span names.
@@ -113,6 +119,10 @@ impl State {
             // The holder has cut the connection: nobody answers.
             return self.fail(index, number, CompletionStatus::Unreachable);
         }
+        if other.admitted && read.remote.len == 0 {
+            // Nothing is looked up where nothing is read, as on a device.
+            return self.land(index, number);
+        }
         let served = if other.admitted { self.served(other.node, &read.remote) } else { None };
         let Some((region, offset)) = served else {
             return self.fail(index, number, CompletionStatus::RemoteAccess);
@@ -127,7 +137,7 @@ impl State {
         if let Some(read) = reads.and_then(|mut all| all.find(|read| read.number == number)) {
             read.bytes.append(&mut bytes);
         }
-        let delay = self.delay();
+        let delay = self.delay() + self.config.reading_time(to - from);
         self.after(
             delay,
             match half {
@@ -167,7 +177,7 @@ impl State {
                 return;
             };
             rest = after;
-            let mut regions = node.regions.iter();
+            let mut regions = node.regions.iter().chain(&node.landing);
             if let Some(found) = regions.find(|found| found.region.id == span.region) {
                 // Within bounds, as `fits` saw when it was posted; a mapping does not shrink.
                 let written = found.memory.write(span.offset, bytes);

@@ -62,6 +62,8 @@ pub(super) struct End {
     /// Messages of this end that are on their way.
     pub(super) under_way: usize,
     pub(super) reads: Vec<Read>,
+    /// Whether one of its READs has told why it broke: the others are flushed.
+    pub(super) told: bool,
 }
 
 /// What is registered: the region and its memory.
@@ -78,6 +80,8 @@ pub(super) struct Node {
     /// Which start of it.
     pub(super) life: u32,
     pub(super) regions: Vec<Registered>,
+    /// Deregistered regions into which READs may still land: served to nobody.
+    pub(super) landing: Vec<Registered>,
     registered: u16,
     pub(super) inbox: VecDeque<(FabricEvent, Vec<u8>)>,
 }
@@ -173,10 +177,31 @@ impl State {
         Ok(region)
     }
 
-    pub(super) fn poll(&mut self, at: SimEndpoint, life: u32, batch: &mut EventBatch) {
+    pub(super) fn deregister(&mut self, (at, life): (SimEndpoint, u32), id: RegionId) {
+        let landed_in = self.is_landed_in(at);
         let Ok(node) = self.node(at, life) else {
             return;
         };
+        let gone = node.regions.extract_if(.., |registered| registered.region.id == id);
+        let kept = gone.filter(|registered| landed_in(registered.region.id));
+        node.landing.extend(kept);
+    }
+
+    /// Tells which regions of a node the READs that it has outstanding land in.
+    fn is_landed_in(&self, at: SimEndpoint) -> impl Fn(RegionId) -> bool + use<> {
+        let into: BTreeSet<RegionId> = self.landing(at).iter().map(|span| span.region).collect();
+        move |region| into.contains(&region)
+    }
+
+    pub(super) fn poll(&mut self, at: SimEndpoint, life: u32, batch: &mut EventBatch) {
+        let waits = self.node(at, life).is_ok_and(|node| !node.landing.is_empty());
+        let landed_in = waits.then(|| self.is_landed_in(at));
+        let Ok(node) = self.node(at, life) else {
+            return;
+        };
+        if let Some(landed_in) = landed_in {
+            node.landing.retain(|registered| landed_in(registered.region.id));
+        }
         for (mut event, bytes) in node.inbox.drain(..) {
             if let FabricEvent::Message { start, end, .. } = &mut event {
                 // A batch of messages is far below 4 GiB: each has an upper bound.
@@ -257,6 +282,7 @@ impl State {
             arrives: self.now,
             under_way: 0,
             reads: Vec::new(),
+            told: false,
         });
         self.ends.len() - 1
     }

@@ -12,6 +12,8 @@ pub mod ibverbs;
 pub mod kernel;
 pub mod libraries;
 pub mod limits;
+pub mod local_socket;
+pub mod memfd;
 pub mod memory;
 pub mod process;
 pub mod rdma_sysfs;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::control::Control;
 use super::data::{DataStream, Landing, Shared};
-use super::regions::Regions;
 use super::socket::{self, Ready, Waiter};
 use super::table::Token;
 use super::wire::{JOIN, PRIMARY, Preamble, WELCOME};
@@ -15,6 +14,7 @@ use crate::fabric::{
     RegisteredSpan, WrId,
 };
 use crate::limits::{READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX};
+use crate::memory::Regions;
 use crate::sys::connections::{Breakable, Broken};
 use crate::types::Timestamp;
 

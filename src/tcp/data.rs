@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::flow::{BYTES_PER_POLL, ByteQueue, CALLS_PER_POLL, Watch, would_block};
-use super::regions::Regions;
 use super::serving::Serving;
 use super::socket::{self, Interest, Waiter};
 use super::vectored::Scatter;
@@ -28,7 +27,7 @@ use crate::fabric::{
     Completion, CompletionStatus, ConnectionId, EventBatch, FabricEvent, ReadWork, WrId,
 };
 use crate::limits::{READ_BYTES_MAX, READS_OUTSTANDING_MAX};
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Regions};
 use crate::sys::connections::Broken;
 use crate::types::Timestamp;
 

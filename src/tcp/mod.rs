@@ -29,7 +29,6 @@ mod connection;
 mod control;
 mod data;
 mod flow;
-mod regions;
 mod serving;
 mod socket;
 mod table;
@@ -49,7 +48,6 @@ use rustix::io::Errno;
 use self::arrivals::{Arrivals, Greeting};
 use self::connection::{Connection, Context};
 use self::control::SCRATCH_BYTES;
-use self::regions::Regions;
 use self::socket::{Interest, REMEDY_DESCRIPTORS, Ready, Waiter};
 use self::table::{Table, Token};
 use self::wire::{JOIN, PRIMARY, Preamble};
@@ -61,7 +59,7 @@ use crate::limits::{
     HANDSHAKE_TIMEOUT, HANDSHAKES_MAX, MESSAGE_BYTES_MAX, READ_BYTES_MAX, READ_SEGMENTS_MAX,
     READS_OUTSTANDING_MAX, STALL_TIMEOUT, STREAMS_MAX,
 };
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Regions};
 use crate::sys::connections::Broken;
 use crate::types::Timestamp;
 
@@ -285,9 +283,11 @@ impl TcpFabric {
         if wanted == 0 || gathering.count() >= HANDSHAKES_MAX {
             return;
         }
-        let Ok(token) = regions::random_token() else {
+        // Sixteen random bytes tie data streams to their connection.
+        let mut token = [0; 16];
+        if getrandom::fill(&mut token).is_err() {
             return;
-        };
+        }
         let Ok(id) = self.table.reserve() else {
             return;
         };

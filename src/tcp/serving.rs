@@ -8,10 +8,9 @@ use std::collections::VecDeque;
 use arrayvec::ArrayVec;
 
 use super::flow::BYTES_PER_POLL;
-use super::regions::Regions;
 use super::vectored::Gather;
 use super::wire::{FRAME_BYTES, Frame, RESPONSE, STATUS_REMOTE_ACCESS, STATUS_SUCCESS};
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Regions};
 use crate::sys::connections::Broken;
 
 /// Responses that are sent with one call.

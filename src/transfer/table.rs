@@ -309,8 +309,8 @@ impl<D> Transfers<D> {
 
     /// Gives up the transfers whose deadline has passed. Where READs are outstanding, the connection
     /// must be broken first ([`Self::poll_break`]); the memory comes back with the flushes.
-    pub fn handle_timeout(&mut self, now: Timestamp) {
-        self.fail(Scope::Path, |transfer| transfer.until <= now);
+    pub fn handle_timeout(&mut self, scope: Scope, now: Timestamp) {
+        self.fail(scope, |transfer| transfer.until <= now);
     }
 
     fn fail(&mut self, scope: Scope, which: impl Fn(&Transfer<D>) -> bool) {

@@ -10,17 +10,15 @@ use super::completion_queue::CompletionQueue;
 use super::error::{REMEDY_DEVICE, REMEDY_OBJECTS, VerbsError};
 use super::protection_domain::ProtectionDomain;
 use super::work::{Segment, SendList};
+use crate::limits::RETRIES_MAX;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::{
     ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
     ibv_recv_wr, ibv_send_wr,
 };
 
-/// Retransmissions before a peer counts as gone. Seven would mean for ever on SoftRoCE.
-const RETRIES: u8 = 6;
-
-/// Time until a retransmission: 4.096 µs shifted left by so much, 268 ms. With [`RETRIES`] a dead
-/// peer is noticed after two seconds.
+/// Time until a retransmission: 4.096 µs shifted left by so much, 268 ms. With [`RETRIES_MAX`] a
+/// dead peer is noticed after two seconds.
 const ACK_TIMEOUT: u8 = 16;
 
 /// Retries where the peer has no receive buffer. Credits see to it that it always has one.
@@ -62,6 +60,8 @@ pub struct Path {
     pub reads_issued: u8,
     /// READs of the peer that we answer at once, at least 1.
     pub reads_served: u8,
+    /// Retransmissions before the peer counts as gone; more than [`RETRIES_MAX`] count as that many.
+    pub retries: u8,
 }
 
 /// A queue pair at the other end.
@@ -221,7 +221,7 @@ impl QueuePair {
             qp_state: c::IBV_QPS_RTS,
             sq_psn: psn,
             timeout: ACK_TIMEOUT,
-            retry_cnt: RETRIES,
+            retry_cnt: path.retries.min(RETRIES_MAX),
             rnr_retry: RECEIVER_RETRIES,
             max_rd_atomic: path.reads_issued,
             ..ibv_qp_attr::default()

@@ -39,6 +39,8 @@ pub(crate) trait Harness {
     fn fabric() -> Self::Fabric;
     /// Where others find it.
     fn endpoint(fabric: &Self::Fabric) -> <Self::Fabric as Fabric>::Endpoint;
+    /// Lets a moment pass, where time is not the machine's.
+    fn pass() {}
     /// A place where no fabric is.
     fn nowhere() -> <Self::Fabric as Fabric>::Endpoint;
     /// Memory of zeros.
@@ -74,12 +76,22 @@ pub(crate) struct End<H: Harness> {
 
 impl<H: Harness> End<H> {
     pub(crate) fn new() -> Self {
-        Self { fabric: H::fabric(), seen: Vec::new(), batch: EventBatch::default() }
+        Self::of(H::fabric())
+    }
+
+    /// One with a fabric that the test made.
+    pub(crate) fn of(fabric: H::Fabric) -> Self {
+        Self { fabric, seen: Vec::new(), batch: EventBatch::default() }
     }
 
     pub(crate) fn poll(&mut self) {
+        self.poll_for(Duration::from_millis(1));
+    }
+
+    /// Polls once, waiting at most so long.
+    pub(crate) fn poll_for(&mut self, wait: Duration) {
         self.batch.clear();
-        let wait = Duration::from_millis(1);
+        H::pass();
         self.fabric.poll(&mut self.batch, wait).unwrap();
         for event in &self.batch.events {
             self.seen.push(match *event {

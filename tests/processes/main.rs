@@ -26,6 +26,7 @@ mod large_read;
 mod lost_messages;
 mod observability;
 mod registry_outage;
+mod rdma_refused;
 mod requester_dies;
 mod second_process;
 mod service_arguments;

@@ -1,35 +1,10 @@
 //! The registry is soft state: without it local work goes on, and when it is back, nodes tell it
 //! what they hold.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
-
-use kvrail::cli::cluster::{Cluster, Process};
+use kvrail::cli::cluster::Process;
 use kvrail::protocol::door::Source;
-use rustix::net::{AddressFamily, SocketType};
 
-use crate::support::{Blocks, Counts, cluster, read, save, save_unannounced, until};
-
-/// A port that nobody else is given, and on which nobody listens yet.
-struct Port {
-    address: SocketAddr,
-    _bound: OwnedFd,
-}
-
-impl Port {
-    fn new() -> Self {
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        // A listener with the same option may bind the port as long as this one does not listen.
-        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
-        rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-        let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
-        Self { address, _bound: socket }
-    }
-
-    fn registry(&self, cluster: &Cluster) -> Process {
-        cluster.registry("registry", &["--listen", &self.address.to_string()]).unwrap()
-    }
-}
+use crate::support::{Blocks, Counts, Port, cluster, read, save, save_unannounced, until};
 
 fn registry_state(process: &Process) -> String {
     process.client().unwrap().stat().unwrap().registry.state
@@ -49,7 +24,7 @@ fn nodes_start_without_a_registry_and_announce_when_it_comes() {
     assert_eq!(read(&at_reader, &blocks, Source::Anywhere), nothing);
     assert_eq!(registry_state(&holder), "unreachable");
 
-    let _registry = port.registry(&cluster);
+    let _registry = port.registry(&cluster, &[]);
     until("the reader finds the blocks", || read(&at_reader, &blocks, Source::Anywhere) == all);
     assert_eq!(registry_state(&holder), "connected");
 }
@@ -57,7 +32,7 @@ fn nodes_start_without_a_registry_and_announce_when_it_comes() {
 #[test]
 fn a_registry_that_comes_back_empty_is_told_everything() {
     let (cluster, port) = (cluster(), Port::new());
-    let mut registry = port.registry(&cluster);
+    let mut registry = port.registry(&cluster, &[]);
     let holder = cluster.node("holder", port.address, &[]).unwrap();
     let reader = cluster.node("reader", port.address, &[]).unwrap();
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
@@ -74,7 +49,7 @@ fn a_registry_that_comes_back_empty_is_told_everything() {
     assert_eq!(read(&at_reader, &before, Source::Anywhere), nothing);
     until("the loss is noticed", || registry_state(&holder) == "unreachable");
 
-    let _registry = port.registry(&cluster);
+    let _registry = port.registry(&cluster, &[]);
     for blocks in [&before, &meanwhile] {
         until("the reader finds the blocks", || read(&at_reader, blocks, Source::Anywhere) == all);
     }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use kvrail::cli::cluster::{Cluster, Process};
@@ -11,6 +12,7 @@ use kvrail::protocol::door::Source;
 use kvrail::protocol::door::stat::StatReport;
 use kvrail::runtime::deadline::Deadline;
 use kvrail::types::{BlockHash, Namespace, NodeId};
+use rustix::net::{AddressFamily, SocketType};
 
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_kvrail");
@@ -163,6 +165,13 @@ pub(crate) fn ranks(client: &Client, blocks: &Blocks) -> (usize, Vec<u8>) {
     (count, ranks)
 }
 
+/// How many of these blocks are on a node with this rank.
+pub(crate) fn with_rank(client: &Client, blocks: &Blocks, rank: u8) -> usize {
+    let page = client.list(Some(&namespace()), None, 4096).unwrap();
+    let ours = page.entries.iter().filter(|entry| blocks.hashes.contains(&entry.hash));
+    ours.filter(|entry| entry.rank.get() == rank).count()
+}
+
 /// All of these blocks are there, with this rank.
 pub(crate) fn assert_rank(client: &Client, blocks: &Blocks, rank: u8) {
     assert_eq!(ranks(client, blocks), (blocks.len(), vec![rank]));
@@ -181,9 +190,24 @@ pub(crate) fn is_lending(client: &Client) -> bool {
     leases(&client.stat().unwrap()) > 0
 }
 
+/// What nodes of these tests move blocks by: they are left to choose, and a device that is there and
+/// works must be chosen.
+#[expect(clippy::disallowed_methods, reason = "a test run names its device in the environment")]
+pub(crate) fn transport() -> &'static str {
+    match std::env::var("KVRAIL_RDMA_DEVICE") {
+        Ok(device) if !device.is_empty() => "verbs",
+        _ => "tcp",
+    }
+}
+
 /// Waits until a node has lent nothing, nothing is pinned, and no memory is taken but that of its
-/// residents.
+/// residents. It must run on the transport that these tests are about.
 pub(crate) fn assert_at_rest(name: &str, client: &Client) {
+    assert_at_rest_over(transport(), name, client);
+}
+
+/// As [`assert_at_rest`], where the transport is another one.
+pub(crate) fn assert_at_rest_over(transport: &str, name: &str, client: &Client) {
     let mut report = StatReport::default();
     until(&format!("{name} is at rest"), || {
         report = client.stat().unwrap();
@@ -193,6 +217,31 @@ pub(crate) fn assert_at_rest(name: &str, client: &Client) {
         let is_theirs = (bytes..=bytes + padding).contains(&used);
         leases(&report) == 0 && report.residents.pinned == 0 && is_theirs
     });
+    assert_eq!(report.node.transport, transport, "{name}");
+}
+
+/// A port that nobody else is given, and on which nobody listens yet.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) address: SocketAddr,
+    _bound: OwnedFd,
+}
+
+impl Port {
+    pub(crate) fn new() -> Self {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        // A listener with the same option may bind the port as long as this one does not listen.
+        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let address = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
+        Self { address, _bound: socket }
+    }
+
+    /// A registry that listens there.
+    pub(crate) fn registry(&self, cluster: &Cluster, arguments: &[&str]) -> Process {
+        let listen = self.address.to_string();
+        cluster.registry("registry", &[&["--listen", &listen], arguments].concat()).unwrap()
+    }
 }
 
 /// `GET path` of a metrics port: status and body.

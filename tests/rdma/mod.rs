@@ -1,5 +1,6 @@
-//! The device that tests run on, and the fabric that they make of it.
+//! The devices that tests run on, and the fabrics that they make of them.
 
+use std::cell::Cell;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -10,15 +11,28 @@ use kvrail::verbs::{VerbsConfig, VerbsFabric};
 
 use crate::conformance::Harness;
 
-/// Three lanes: more than one, and not a power of two.
-pub(crate) struct Verbs;
+/// Fabrics with so many lanes. Where the environment names a second device, every other fabric of a
+/// test is on that one, so that both ends of a pair are not on the same.
+pub(crate) struct Lanes<const COUNT: usize>;
+
+/// More than one lane, and not a power of two.
+pub(crate) type Verbs = Lanes<3>;
+
+/// A fabric on a device, as the tests have it.
+pub(crate) fn config(device: &str, lanes: usize) -> VerbsConfig {
+    VerbsConfig {
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        device: Some(device.to_owned()),
+        lanes,
+        ..VerbsConfig::default()
+    }
+}
 
 /// The device under test; says once that there is none.
-#[expect(clippy::disallowed_methods, reason = "tests take their device from the environment")]
 pub(crate) fn device() -> Option<&'static str> {
     static DEVICE: OnceLock<Option<String>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
-        let named = std::env::var("KVRAIL_RDMA_DEVICE").ok().filter(|name| !name.is_empty());
+        let named = setting("KVRAIL_RDMA_DEVICE");
         if named.is_none() {
             // Not by a macro, whose output the test harness would hide.
             let line = b"SKIPPED: KVRAIL_RDMA_DEVICE names no RDMA device; nothing was tested\n";
@@ -29,18 +43,25 @@ pub(crate) fn device() -> Option<&'static str> {
     device.as_deref()
 }
 
+/// A setting of the test run; an empty one is none.
+#[expect(clippy::disallowed_methods, reason = "tests take their devices from the environment")]
+pub(crate) fn setting(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+thread_local! {
+    /// Whether the next fabric of this test is its second, fourth, and so on.
+    static SECOND: Cell<bool> = const { Cell::new(false) };
+}
+
 #[expect(clippy::unwrap_used, reason = "a harness of tests fails by panicking")]
-impl Harness for Verbs {
+impl<const COUNT: usize> Harness for Lanes<COUNT> {
     type Fabric = VerbsFabric;
 
     fn fabric() -> VerbsFabric {
-        VerbsFabric::new(&VerbsConfig {
-            listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-            device: device().map(str::to_owned),
-            lanes: 3,
-            ..VerbsConfig::default()
-        })
-        .unwrap()
+        let peer = setting("KVRAIL_RDMA_PEER_DEVICE").filter(|_| SECOND.replace(!SECOND.get()));
+        let device = peer.as_deref().or(device()).unwrap();
+        VerbsFabric::new(&config(device, COUNT)).unwrap()
     }
 
     fn endpoint(fabric: &VerbsFabric) -> SocketAddr {

@@ -23,11 +23,13 @@ mod cluster;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
-use world::{World, setting};
+use world::{Seen, World, setting};
 
 /// Seeds of a default run.
-const SEEDS: u64 = 250;
+const SEEDS: u64 = 2000;
 
 #[test]
 fn nodes_survive_what_a_network_does_to_them() {
@@ -35,16 +37,33 @@ fn nodes_survive_what_a_network_does_to_them() {
         Some(seed) => seed..seed + 1,
         None => 0..setting("KVRAIL_SIM_SEEDS").unwrap_or(SEEDS),
     };
-    let mut seen = world::Seen::default();
-    for seed in seeds.clone() {
-        let run = AssertUnwindSafe(|| World::new(seed).run(&mut seen));
-        if let Err(panic) = catch_unwind(run) {
-            eprintln!("seed {seed} failed; replay it with KVRAIL_SIM_SEED={seed}");
-            resume_unwind(panic);
+    let next = AtomicU64::new(seeds.start);
+    let work = || {
+        let mut seen = Seen::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if !seeds.contains(&seed) {
+                return seen;
+            }
+            let run = AssertUnwindSafe(|| World::new(seed).run(&mut seen));
+            if let Err(panic) = catch_unwind(run) {
+                eprintln!("seed {seed} failed; replay it with KVRAIL_SIM_SEED={seed}");
+                next.store(seeds.end, Ordering::Relaxed);
+                resume_unwind(panic);
+            }
         }
-    }
+    };
+    let seen = thread::scope(|scope| {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        let mut seen = Seen::default();
+        for worker in workers {
+            seen.add(&worker.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        seen
+    });
     println!("{seen:?}");
-    if seeds.count() >= 100 {
+    if seeds.end - seeds.start >= 100 {
         seen.assert_it_all_happened();
     }
 }
@@ -52,7 +71,7 @@ fn nodes_survive_what_a_network_does_to_them() {
 #[test]
 fn one_seed_is_one_run() {
     let run = |seed| {
-        let mut seen = world::Seen::default();
+        let mut seen = Seen::default();
         World::new(seed).run(&mut seen);
         format!("{seen:?}")
     };

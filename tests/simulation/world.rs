@@ -1,6 +1,6 @@
 //! One run: a seed, a cluster, and what is done to it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::cluster::{Cluster, Shape, block_of, endpoint};
@@ -20,49 +20,54 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// What happened in all runs: a simulation in which nothing goes wrong proves nothing.
+/// What must happen in some run: a simulation in which nothing goes wrong proves nothing.
+const MUST_HAPPEN: [&str; 24] = [
+    "aborted",
+    "already resident",
+    "busy",
+    "crash",
+    "crowded node",
+    "evicted",
+    "expired",
+    "failed by the path",
+    "failed by the peer",
+    "failed locally",
+    "fetched",
+    "large cluster",
+    "lost message",
+    "not found",
+    "partition",
+    "paused node",
+    "rank step",
+    "refused",
+    "repeated message",
+    "replayed",
+    "reset",
+    "restart",
+    "stall",
+    "superseded",
+];
+
+/// How often what happened, over all runs.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    ready: u64,
-    already: u64,
-    not_found: u64,
-    busy: u64,
-    failed: [u64; 4],
-    evicted: u64,
-    expired: u64,
-    superseded: u64,
-    aborted: u64,
-    replayed: u64,
-    refused: u64,
-    crashes: u64,
-    resets: u64,
-    partitions: u64,
-    stalls: u64,
-    mismatches: u64,
-    steps: u64,
-}
+pub(crate) struct Seen(BTreeMap<&'static str, u64>);
 
 impl Seen {
-    pub(crate) fn assert_it_all_happened(&self) {
-        let all = [
-            ("ready", self.ready),
-            ("already resident", self.already),
-            ("not found", self.not_found),
-            ("busy", self.busy),
-            ("failed locally", self.failed[0]),
-            ("failed by the path", self.failed[1]),
-            ("failed by the peer", self.failed[2]),
-            ("evicted", self.evicted),
-            ("expired", self.expired),
-            ("superseded", self.superseded),
-            ("aborted", self.aborted),
-            ("replayed", self.replayed),
-            ("rank steps", self.steps),
-        ];
-        for (what, times) in all {
-            assert!(times > 0, "no run had anything {what}: {self:?}");
+    fn count(&mut self, what: &'static str, times: u64) {
+        *self.0.entry(what).or_default() += times;
+    }
+
+    /// Adds what another thread's runs saw.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (what, times) in &other.0 {
+            self.count(what, *times);
         }
-        assert_eq!(self.mismatches, 0, "a checksum caught what a pin must prevent");
+    }
+
+    pub(crate) fn assert_it_all_happened(&self) {
+        for what in MUST_HAPPEN {
+            assert!(self.0.get(what).is_some_and(|times| *times > 0), "no {what}: {self:?}");
+        }
     }
 }
 
@@ -94,7 +99,12 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random(seed ^ 0x5eed);
-        let nodes = 3 + usize::try_from(random.below(4)).unwrap();
+        // Mostly few nodes, so that they meet in the same blocks; one cluster in sixteen is large.
+        let nodes = match seed % 16 {
+            0 => 16 + random.below(17),
+            _ => 3 + random.below(6),
+        };
+        let nodes = usize::try_from(nodes).unwrap();
         let mut shape = Shape { seed, ..Shape::default() };
         let micros = |bound: u64| Duration::from_micros(bound);
         let place = usize::try_from(seed).unwrap();
@@ -106,6 +116,8 @@ impl World {
         shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
         shape.peers.lease.leases_per_requester = 4;
         shape.peers.lease.bytes_per_requester = 4000;
+        shape.noise.lost = [0, 0, 20][place / 54 % 3];
+        shape.noise.repeated = [0, 20][place / 162 % 2];
         let cluster = Cluster::new(nodes, shape);
         let (split, held, lives) = (BTreeSet::new(), Vec::new(), vec![0; nodes]);
         Self { random, cluster, split, held, lives, steps: 0, landed: 0 }
@@ -128,6 +140,7 @@ impl World {
     }
 
     pub(crate) fn run(&mut self, seen: &mut Seen) {
+        seen.count("large cluster", u64::from(self.lives.len() >= 16));
         for _ in 0..OPERATIONS {
             self.operate(seen);
             // Mostly a few legs of a message, so that the next fault falls into what runs now.
@@ -149,7 +162,7 @@ impl World {
                     self.begin_fetch();
                 }
             }
-            45..65 => {
+            45..62 => {
                 let (at, blocks) = (self.node(), self.blocks());
                 if let Some(node) = &mut self.cluster.nodes[at] {
                     for block in blocks {
@@ -157,48 +170,70 @@ impl World {
                     }
                 }
             }
-            65..75 => {
+            62..70 => {
                 let at = self.node();
                 if let Some(node) = &mut self.cluster.nodes[at] {
                     node.landing.evict();
                 }
             }
-            75..82 => {
+            70..73 => self.crowd(seen),
+            73..80 => {
                 let (a, b) = self.pair();
                 self.cluster.network.reset(endpoint(a), endpoint(b));
-                seen.resets += 1;
+                seen.count("reset", 1);
             }
-            82..88 => {
+            80..86 => {
                 let (a, b) = self.pair();
                 self.cluster.network.partition(endpoint(a), endpoint(b));
                 self.split.insert((a, b));
-                seen.partitions += 1;
+                seen.count("partition", 1);
             }
-            88..93 => {
+            86..90 => {
                 if let Some((a, b)) = self.split.pop_first() {
                     self.cluster.network.heal(endpoint(a), endpoint(b));
                 }
             }
-            93..98 => {
-                let at = self.node();
-                if self.cluster.nodes[at].is_some() {
-                    self.tally(at, seen);
-                    self.cluster.crash(at);
-                    seen.crashes += 1;
-                }
-                // Some come back at once, while their leases run.
-                if self.random.below(2) == 0 {
-                    self.lives[at] += 1;
-                    self.cluster.start(at);
-                }
+            90..95 => self.crash(seen),
+            95..98 => {
+                // One thread stands still while its peers' do not.
+                let (at, pause) = (self.node(), self.random.below(2500));
+                self.cluster.pause(at, Duration::from_millis(pause));
+                seen.count("paused node", 1);
             }
             _ => {
                 // Every thread stands still, the network does not.
                 let pause = Duration::from_millis(self.random.below(1500));
                 self.cluster.network.advance_to(self.cluster.now() + pause);
-                seen.stalls += 1;
+                seen.count("stall", 1);
             }
         }
+    }
+
+    fn crash(&mut self, seen: &mut Seen) {
+        let at = self.node();
+        if self.cluster.nodes[at].is_some() {
+            self.tally(at, seen);
+            self.cluster.crash(at);
+            seen.count("crash", 1);
+        }
+        // Some come back at once, while their leases run.
+        if self.random.below(2) == 0 {
+            self.lives[at] += 1;
+            self.cluster.start(at);
+            seen.count("restart", 1);
+        }
+    }
+
+    /// Local readers pin all that a node holds: for a while it has no room for anything.
+    fn crowd(&mut self, seen: &mut Seen) {
+        let at = self.node();
+        let Some(node) = &self.cluster.nodes[at] else { return };
+        for view in node.residents() {
+            if let Ok(found) = node.landing.store.pin(&view.key) {
+                self.held.push((at, self.lives[at], found.id));
+            }
+        }
+        seen.count("crowded node", 1);
     }
 
     /// A fetch, mostly of blocks that the owner has.
@@ -293,17 +328,27 @@ impl World {
             let of = |event: &Event| matches!(event, Event::LeaseEnded { end, .. } if *end == how);
             node.log.count(of) as u64
         };
-        seen.expired += ended(LeaseEnd::Expired);
-        seen.superseded += ended(LeaseEnd::Superseded);
-        seen.aborted += ended(LeaseEnd::Aborted);
-        seen.replayed += node.log.count(|event| *event == Event::CompletionReplayed) as u64;
-        seen.refused += node.log.count(|event| *event == Event::CompletionRefused) as u64;
-        seen.mismatches += node.log.count(|event| *event == Event::ChecksumMismatch) as u64;
-        seen.evicted += node.landing.evicted;
-        let violations = node.log.count(|event| *event == Event::ProtocolViolation);
-        assert_eq!(violations, 0, "node {at} was told something that no node says");
-        let stale = node.log.count(|event| *event == Event::StaleCompletion);
-        assert_eq!(stale, 0, "node {at} was told of a READ that it did not post");
+        seen.count("expired", ended(LeaseEnd::Expired));
+        seen.count("superseded", ended(LeaseEnd::Superseded));
+        seen.count("aborted", ended(LeaseEnd::Aborted));
+        let logged = |which: Event| node.log.count(|event| *event == which) as u64;
+        seen.count("replayed", logged(Event::CompletionReplayed));
+        seen.count("refused", logged(Event::CompletionRefused));
+        seen.count("evicted", node.landing.evicted);
+        seen.count("lost message", node.lost);
+        seen.count("repeated message", node.repeated);
+        let mismatches = logged(Event::ChecksumMismatch);
+        assert_eq!(mismatches, 0, "node {at}: a checksum caught what a pin must prevent");
+        assert_eq!(
+            logged(Event::ProtocolViolation),
+            0,
+            "node {at} was told something that no node says"
+        );
+        assert_eq!(
+            logged(Event::StaleCompletion),
+            0,
+            "node {at} was told of a READ that it did not post"
+        );
         // Each commit of a reader that is new to a resident raises it by one; only recoveries
         // (already resident) lower it.
         let raised = |event: &Event| matches!(event, Event::RankMoved { from, to } if to > from);
@@ -322,21 +367,22 @@ impl World {
             };
             self.landed += blocks * node.log.count(landed) as u64;
         }
-        seen.steps += steps;
+        seen.count("rank step", steps);
     }
 }
 
 fn count(fetched: &Fetched, seen: &mut Seen) {
     for outcome in &fetched.outcomes {
-        match outcome {
-            FetchOutcome::Ready { fetched: true, .. } => seen.ready += 1,
-            FetchOutcome::Ready { fetched: false, .. } => seen.already += 1,
-            FetchOutcome::NotFound => seen.not_found += 1,
-            FetchOutcome::Busy => seen.busy += 1,
-            FetchOutcome::Failed(scope) => {
-                let at = Scope::ALL.iter().position(|other| other == scope).unwrap();
-                seen.failed[at] += 1;
-            }
-        }
+        let what = match outcome {
+            FetchOutcome::Ready { fetched: true, .. } => "fetched",
+            FetchOutcome::Ready { fetched: false, .. } => "already resident",
+            FetchOutcome::NotFound => "not found",
+            FetchOutcome::Busy => "busy",
+            FetchOutcome::Failed(Scope::Local) => "failed locally",
+            FetchOutcome::Failed(Scope::Path) => "failed by the path",
+            FetchOutcome::Failed(Scope::Peer) => "failed by the peer",
+            FetchOutcome::Failed(Scope::Request) => "failed by the request",
+        };
+        seen.count(what, 1);
     }
 }

@@ -305,6 +305,22 @@ fn a_holder_that_does_not_answer_a_lend_fails_the_fetch_at_its_deadline() {
 }
 
 #[test]
+fn a_holder_that_stands_still_costs_its_readers_a_deadline_and_no_more() {
+    let mut cluster = Cluster::new(2, Shape::default());
+    cluster.save(A, &[1]);
+    let still = 3 * cluster.shape.peers.requester.answer_timeout;
+    cluster.pause(A, still);
+    let (id, began) = (cluster.begin_fetch(B, A, &[1]), cluster.now());
+    let fetched = cluster.finish(B, id);
+    assert!(!is_ready(&fetched.outcomes[0]), "{fetched:?}");
+    assert!(cluster.now().since(began) < still);
+    // It goes on where it stopped, and what it promises now is not held against anybody.
+    cluster.run_for(still);
+    assert!(is_ready(&cluster.fetch(B, A, &[1])[0]));
+    assert_eq!((cluster.node(A).leases(), cluster.node(A).rank(1)), (0, 2));
+}
+
+#[test]
 fn a_loan_outside_of_the_holders_regions_closes_the_connection() {
     let (mut cluster, mut holder) = stranger_holds();
     let id = cluster.begin_fetch(B, A, &[1]);

@@ -11,4 +11,5 @@ mod failures;
 mod handshake;
 mod leases;
 mod reads;
+mod stalls;
 mod stranger;

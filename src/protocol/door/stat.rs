@@ -38,6 +38,8 @@ pub struct NodeStat {
     pub policy: String,
     /// `tcp`, `verbs`.
     pub transport: String,
+    /// Since its data thread last went round, milliseconds: at most 1000 where it is idle.
+    pub heartbeat_age_ms: u64,
 }
 
 /// One memory pool.

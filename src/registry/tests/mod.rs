@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::*;
-use crate::types::{BlockHash, NamespaceId, Timestamp};
+use crate::limits;
+use crate::types::{BlockHash, BlockKey, NamespaceId, NodeEpoch, NodeId, Timestamp};
 
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -40,7 +41,7 @@ fn at(seconds: u64) -> Timestamp {
 struct Node {
     node: u8,
     epoch: u64,
-    number: u32,
+    number: u64,
     sequence: u64,
 }
 
@@ -51,20 +52,30 @@ impl Node {
 
     fn join_with(directory: &Directory, node: u8, load: Load) -> Self {
         let presence = Presence::Afresh;
-        let heartbeat = Heartbeat { presence, load };
-        let standing = directory.heartbeat(&identity(node, 1), heartbeat, at(0)).unwrap();
-        Self { node, epoch: 1, number: standing.number, sequence: 0 }
+        let heartbeat = Heartbeat { presence, load, digests: &[] };
+        let beat = directory.heartbeat(&identity(node, 1), heartbeat, at(0)).unwrap();
+        Self { node, epoch: 1, number: beat.registration.number, sequence: 0 }
     }
 
-    fn batch<'a>(&mut self, keys: &'a [BlockKey]) -> Batch<'a> {
+    /// A change that settles all before it.
+    fn stamp(&mut self) -> Stamp {
         self.sequence += 1;
-        Batch {
+        Stamp {
             node: NodeId([self.node; 16]),
             epoch: NodeEpoch(self.epoch),
             registration: self.number,
             sequence: self.sequence,
-            keys,
+            settled: self.sequence - 1,
         }
+    }
+
+    fn batch<'a>(&mut self, keys: &'a [BlockKey]) -> Batch<'a> {
+        Batch { stamp: self.stamp(), keys }
+    }
+
+    fn beat(&self, directory: &Directory, digests: &[PartitionDigest]) -> Beat {
+        let heartbeat = Heartbeat { digests, ..Heartbeat::default() };
+        directory.heartbeat(&identity(self.node, self.epoch), heartbeat, at(0)).unwrap()
     }
 
     fn announce(&mut self, directory: &Directory, numbers: impl IntoIterator<Item = u16>) {
@@ -110,7 +121,7 @@ fn a_later_batch_an_old_start_and_an_old_registration_shut_out_what_is_late() {
     directory.withdraw(second, at(0)).unwrap();
     assert_eq!(directory.announce(first, at(0)), Err(RegistryError::Late));
     let here = Heartbeat::default();
-    let newer = directory.heartbeat(&identity(1, 2), here, at(0)).unwrap();
+    let newer = directory.heartbeat(&identity(1, 2), here, at(0)).unwrap().registration;
     let third = a.batch(&asked);
     let superseded = Err(RegistryError::Superseded);
     assert_eq!(directory.announce(third, at(0)), superseded);
@@ -118,7 +129,7 @@ fn a_later_batch_an_old_start_and_an_old_registration_shut_out_what_is_late() {
     let mut b = Node { epoch: 2, number: newer.number, ..a };
     let late = b.batch(&asked);
     let afresh = Heartbeat { presence: Presence::Afresh, ..here };
-    let fresh = directory.heartbeat(&identity(1, 2), afresh, at(0)).unwrap();
+    let fresh = directory.heartbeat(&identity(1, 2), afresh, at(0)).unwrap().registration;
     assert_ne!(fresh.number, newer.number);
     let unknown = Err(RegistryError::UnknownNode);
     assert_eq!(directory.announce(late, at(0)), unknown);
@@ -134,6 +145,7 @@ fn an_expired_node_owns_nothing_and_must_register_again() {
     assert_eq!(directory.announce(a.batch(&keys([1])), late), Err(RegistryError::UnknownNode));
     // A heartbeat that was on its way before the lease ended does not revive it.
     let again = directory.heartbeat(&identity(1, 1), Heartbeat::default(), at(9)).unwrap();
+    let again = again.registration;
     assert_ne!(again.number, a.number);
     assert_eq!(plan(&directory, 9, &keys([1]), 0).missing, 1);
     let swept: u64 = (0..1024).map(|_| directory.sweep(at(9))).sum();
@@ -148,7 +160,7 @@ fn a_node_that_leaves_takes_its_blocks_with_it() {
     a.announce(&directory, [1]);
     let leaving = Heartbeat { presence: Presence::Leaving, ..Heartbeat::default() };
     let left = directory.heartbeat(&identity(1, 1), leaving, at(0)).unwrap();
-    assert_eq!(left.number, 0);
+    assert_eq!(left.registration.number, 0);
     let answer = directory.announce(b.batch(&keys([1])), at(0)).unwrap();
     assert_eq!(answer.owners, [1]);
     assert_eq!(directory.stats(at(0)).owners, 1, "the dead owner was purged when met");
@@ -239,4 +251,88 @@ fn a_hot_prefix_stays_one_run_however_many_own_it() {
         chosen.insert(plan.owners[0].node);
     }
     assert!(chosen.len() > 30, "only {} of 40 owners serve", chosen.len());
+}
+
+#[test]
+fn batches_under_way_come_in_any_order_and_a_settled_one_changes_nothing() {
+    let directory = directory();
+    let mut a = Node::join(&directory, 1);
+    let (one, two) = (keys([1]), keys([2]));
+    let mut first = a.batch(&one);
+    let mut second = a.batch(&two);
+    (first.stamp.settled, second.stamp.settled) = (0, 0);
+    assert_eq!(directory.announce(second, at(0)).unwrap().owners, [1]);
+    assert_eq!(
+        directory.announce(first, at(0)).unwrap().owners,
+        [1],
+        "the earlier one is not late"
+    );
+    assert_eq!(directory.announce(first, at(0)).unwrap().owners, [1], "a repeat changes nothing");
+    let mut third = a.batch(&one);
+    third.stamp.settled = 1;
+    directory.withdraw(third, at(0)).unwrap();
+    assert_eq!(directory.announce(first, at(0)), Err(RegistryError::Late));
+    assert_eq!(directory.announce(second, at(0)).unwrap().owners, [1], "not settled yet");
+    assert_eq!(directory.stats(at(0)).keys, 1);
+}
+
+fn digests(numbers: impl IntoIterator<Item = u16>) -> Vec<PartitionDigest> {
+    let mut digests = vec![0; usize::from(limits::REGISTRY_PARTITIONS)];
+    for number in numbers {
+        let print = Fingerprint::of(&key(number));
+        digests[print.partition().index()] ^= print.digest();
+    }
+    let told = |(partition, digest)| PartitionDigest { partition, digest };
+    Partition::all().zip(digests).map(told).collect()
+}
+
+#[test]
+fn digests_say_what_differs_and_a_forgotten_partition_is_announced_again() {
+    let directory = directory();
+    let (mut a, mut b) = (Node::join(&directory, 1), Node::join(&directory, 2));
+    a.announce(&directory, 0..500);
+    a.announce(&directory, 0..500);
+    b.announce(&directory, 0..500);
+    let gone = keys(100..200);
+    directory.withdraw(a.batch(&gone), at(0)).unwrap();
+    directory.withdraw(a.batch(&gone), at(0)).unwrap();
+    let true_ones = digests((0..100).chain(200..500));
+    assert_eq!(a.beat(&directory, &true_ones).drifted, []);
+    assert_eq!(b.beat(&directory, &digests(0..500)).drifted, []);
+    let differs = Fingerprint::of(&key(7)).partition();
+    let wrong = digests((0..7).chain(8..100).chain(200..500));
+    assert_eq!(a.beat(&directory, &wrong).drifted, [differs]);
+    let stamp = a.stamp();
+    directory.forget(stamp, differs, at(0)).unwrap();
+    assert_eq!(a.beat(&directory, &true_ones).drifted, [differs]);
+    assert_eq!(b.beat(&directory, &digests(0..500)).drifted, [], "others keep theirs");
+    let theirs = (0..100).chain(200..500);
+    a.announce(&directory, theirs.filter(|n| Fingerprint::of(&key(*n)).partition() == differs));
+    assert_eq!(a.beat(&directory, &true_ones).drifted, []);
+    let left = directory.announce(a.batch(&keys([7])), at(0)).unwrap();
+    assert_eq!(left.owners, [2]);
+}
+
+#[test]
+fn whoever_becomes_the_only_owner_hears_so_once() {
+    let directory = directory();
+    let (mut a, mut b) = (Node::join(&directory, 1), Node::join(&directory, 2));
+    a.announce(&directory, 0..4);
+    b.announce(&directory, 1..6);
+    let sole = |node: &Node| node.beat(&directory, &[]).sole;
+    assert_eq!((sole(&a), sole(&b)), (vec![], vec![]));
+    let withdrawn = directory.withdraw(b.batch(&keys([1, 5])), at(0)).unwrap();
+    assert_eq!(withdrawn.sole, [0]);
+    assert_eq!((sole(&a), sole(&b)), (keys([1]), vec![]));
+    assert_eq!(sole(&a), []);
+    let owner = NodeId([1; 16]);
+    let missing = keys([2, 4]);
+    let report = |epoch| Missing { owner, epoch: NodeEpoch(epoch), keys: &missing };
+    assert_eq!(directory.report_missing(report(9), at(0)), Ok(0), "another start of it");
+    assert_eq!(directory.report_missing(report(1), at(0)), Ok(1), "it was listed for one");
+    assert_eq!(sole(&b), keys([2]));
+    let plan = plan(&directory, 9, &keys([2]), 0);
+    assert_eq!(runs(&plan), [(2, 0, 1)]);
+    let differs = Fingerprint::of(&key(2)).partition();
+    assert_eq!(a.beat(&directory, &digests(0..4)).drifted, [differs], "the owner can object");
 }

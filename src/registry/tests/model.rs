@@ -42,13 +42,13 @@ struct Model {
     /// The start of each node that runs, live or not.
     epochs: BTreeMap<u8, u64>,
     live: BTreeMap<u8, Live>,
-    numbers: BTreeSet<u32>,
+    numbers: BTreeSet<u64>,
 }
 
 #[derive(Debug)]
 struct Live {
     deadline: u64,
-    number: u32,
+    number: u64,
     keys: BTreeSet<u16>,
 }
 
@@ -60,8 +60,9 @@ impl Model {
 
     fn heartbeat(&mut self, directory: &Directory, node: u8, presence: Presence) {
         let epoch = *self.epochs.entry(node).or_insert(1);
-        let heartbeat = Heartbeat { presence, load: Load::default() };
+        let heartbeat = Heartbeat { presence, ..Heartbeat::default() };
         let got = directory.heartbeat(&identity(node, epoch), heartbeat, at(self.seconds)).unwrap();
+        let got = got.registration;
         if presence != Presence::Here {
             self.live.remove(&node);
         }
@@ -117,7 +118,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn sender(&mut self, node: u8, number: u32) -> Node {
+    fn sender(&mut self, node: u8, number: u64) -> Node {
         self.sequence += 1;
         Node {
             node,

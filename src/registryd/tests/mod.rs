@@ -16,7 +16,8 @@ use crate::net::wire::owner_registry_client::OwnerRegistryClient;
 use crate::net::wire::{self, HeartbeatRequest, PlanRequest};
 use crate::net::{GrpcRegistry, RegistryTimeouts, encode_keys};
 use crate::registry::{
-    Batch, Heartbeat, Load, NodeIdentity, OwnerRegistry, PlanQuery, Presence, RegistryError,
+    Batch, Heartbeat, Load, Missing, NodeIdentity, OwnerRegistry, PlanQuery, Presence,
+    RegistryError, Stamp,
 };
 use crate::types::{BlockHash, BlockKey, NamespaceId, NodeEpoch, NodeId};
 
@@ -62,24 +63,28 @@ fn client(address: SocketAddr) -> GrpcRegistry {
     GrpcRegistry::new(&address.to_string(), RegistryTimeouts::default()).unwrap()
 }
 
-fn batch(node: u8, registration: u32, sequence: u64, keys: &[BlockKey]) -> Batch<'_> {
-    Batch { node: NodeId([node; 16]), epoch: NodeEpoch(1), registration, sequence, keys }
+fn batch(node: u8, registration: u64, sequence: u64, keys: &[BlockKey]) -> Batch<'_> {
+    let (node, epoch, settled) = (NodeId([node; 16]), NodeEpoch(1), sequence - 1);
+    Batch { stamp: Stamp { node, epoch, registration, sequence, settled }, keys }
 }
 
 #[tokio::test]
-async fn all_four_calls_work_over_a_socket() {
+async fn all_calls_work_over_a_socket() {
     let running = start(RegistrydOptions::default()).await;
     let client = client(running.address);
     let load = Load { outstanding_bytes: 7, pause_ms: 0 };
-    let heartbeat = Heartbeat { presence: Presence::Here, load };
-    let one = client.heartbeat(&identity(1), heartbeat).await.unwrap();
-    let two = client.heartbeat(&identity(2), heartbeat).await.unwrap();
+    let heartbeat = Heartbeat { presence: Presence::Here, load, digests: &[] };
+    let one = client.heartbeat(&identity(1), heartbeat).await.unwrap().registration;
+    let two = client.heartbeat(&identity(2), heartbeat).await.unwrap().registration;
     assert_eq!(one.lease, Duration::from_secs(10));
     assert_eq!(one.registry, running.registryd.directory().epoch());
     let asked = keys(0..10);
     let call = batch(1, one.number, 1, &asked);
     assert_eq!(client.announce(call).await.unwrap().owners, [1; 10]);
+    let few = keys(20..22);
+    assert_eq!(client.announce(batch(1, one.number, 3, &few)).await.unwrap().owners, [1; 2]);
     assert_eq!(client.announce(call).await, Err(RegistryError::Late));
+    client.withdraw(batch(1, one.number, 4, &few)).await.unwrap();
     let few = keys(8..12);
     let answer = client.announce(batch(2, two.number, 1, &few)).await;
     assert_eq!(answer.unwrap().owners, [2, 2, 1, 1]);
@@ -93,10 +98,14 @@ async fn all_four_calls_work_over_a_socket() {
     assert_eq!(plan.unwrap().missing, 9);
     let answer = client.withdraw(batch(2, two.number, 2, &few)).await;
     assert_eq!(answer.unwrap().sole, [0, 1]);
+    let owner = NodeId([1; 16]);
+    let missing = Missing { owner, epoch: NodeEpoch(1), keys: &keys(9..11) };
+    assert_eq!(client.report_missing(missing).await, Ok(1));
+    client.announce(batch(1, one.number, 5, &keys(9..10))).await.unwrap();
     let unknown = client.announce(batch(3, 4096, 1, &few)).await;
     assert_eq!(unknown, Err(RegistryError::UnknownNode));
     let stats = running.registryd.stats();
-    assert_eq!((stats.answered, stats.refused), ([2, 1, 2, 2], [2, 0, 0, 0]));
+    assert_eq!((stats.answered, stats.refused), ([4, 2, 2, 2, 1], [2, 0, 0, 0, 0]));
     let directory = stats.directory;
     assert_eq!((directory.nodes, directory.keys, directory.owners), (2, 10, 10));
     assert!(stats.bytes_per_owner() > 0);
@@ -124,6 +133,7 @@ async fn bad_arguments_are_refused_with_a_sentence() {
         epoch: 1,
         registration: 1,
         sequence: 1,
+        settled: 0,
         keys: encode_keys(&keys(0..2)).into(),
     };
     let mut bad = good.clone();
@@ -172,7 +182,7 @@ async fn an_oversize_batch_stops_at_the_client_and_an_oversize_message_at_the_se
     let alive = client(running.address).heartbeat(&identity, heartbeat).await;
     assert!(alive.is_ok(), "the server goes on");
     let full = keys(0..16_384);
-    let number = alive.unwrap().number;
+    let number = alive.unwrap().registration.number;
     let answer = client(running.address).announce(batch(1, number, 1, &full)).await;
     assert_eq!(answer.unwrap().owners.len(), 16_384);
 }
@@ -245,7 +255,8 @@ async fn one_call_at_a_time_still_serves_everybody() {
         tokio::spawn(async move {
             let identity = identity(node);
             let heartbeat = Heartbeat::default();
-            let number = client.heartbeat(&identity, heartbeat).await.unwrap().number;
+            let beat = client.heartbeat(&identity, heartbeat).await.unwrap();
+            let number = beat.registration.number;
             let asked = keys(0..16_384);
             client.announce(batch(node, number, 1, &asked)).await
         })

@@ -1,12 +1,9 @@
 //! The announcer: keeps the owner registry informed of what this node holds.
 //!
-//! - One call is in flight at a time, with a rising sequence number, so that an announce and a withdraw
-//!   of one key are never reordered. Changes wait in a bounded set, at most one per key.
-//! - A registration that differs from the one before means that the registry knows nothing: all
-//!   residents are announced again, at a paced rate, between the changes.
-//! - A registry that is down delays this task alone: it backs off, and the set stays.
+//! [`crate::registry::announcing`] decides which call comes next and what an answer means; here are the
+//! task that makes the calls, several at once, and the handle by which the node notes changes. A
+//! registry that is down delays this task alone.
 
-mod pending;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -20,60 +17,18 @@ use tokio::task::JoinHandle;
 
 use crate::event::EventSink;
 use crate::limits;
-use crate::registry::{Load, NodeIdentity, OwnerRegistry, Registration};
+use crate::registry::announcing::{Announcing, Pending};
+use crate::registry::{NodeIdentity, OwnerRegistry, Registration};
 use crate::sync::{Mutex, lock};
 use crate::types::BlockKey;
-use pending::Pending;
 
-/// What the node holds.
-pub trait Residents: Send + Sync + Debug {
-    /// Adds up to `max` resident keys to `out`, beginning at `cursor` (0 at first); returns the cursor
-    /// to go on from, `None` at the end. A block that stays resident throughout is listed at least
-    /// once; one whose [`AnnouncerHandle::gone`] was called before is not listed.
-    fn list(&self, cursor: u32, max: usize, out: &mut Vec<BlockKey>) -> Option<u32>;
-
-    /// How busy the node is, for the next heartbeat.
-    fn load(&self) -> Load {
-        Load::default()
-    }
-}
+pub use crate::registry::announcing::{AnnounceOptions, Residents};
 
 /// Who wants to know how many nodes hold a block.
 pub trait Hints: Send + Sync + Debug {
     /// The registry counts `owners` live owners of a block that this node announced, itself among
     /// them, at least 1.
     fn owners(&self, key: &BlockKey, owners: u32);
-}
-
-/// How the announcer paces itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnnounceOptions {
-    /// Between heartbeats. Default 1 s; a third of the registry's lease where that is shorter.
-    pub heartbeat_interval: Duration,
-    /// How long a change may wait for others to share its call. Default 20 ms.
-    pub flush_interval: Duration,
-    /// Hashes in one call, and what ends the wait for more. Default 1,024; at most
-    /// [`limits::REGISTRY_BATCH_MAX`].
-    pub batch: usize,
-    /// Hashes per second while all residents are announced again. Default 200,000.
-    pub resync_rate: u32,
-    /// First and longest pause after a failure; doubles in between. Default 100 ms and 2 s.
-    pub backoff: (Duration, Duration),
-    /// Changes that may wait; see [`limits::ANNOUNCE_PENDING_MAX`], the default.
-    pub pending_max: usize,
-}
-
-impl Default for AnnounceOptions {
-    fn default() -> Self {
-        Self {
-            heartbeat_interval: Duration::from_secs(1),
-            flush_interval: Duration::from_millis(20),
-            batch: 1024,
-            resync_rate: 200_000,
-            backoff: (Duration::from_millis(100), Duration::from_secs(2)),
-            pending_max: limits::ANNOUNCE_PENDING_MAX,
-        }
-    }
 }
 
 /// What an announcer works with.
@@ -106,6 +61,8 @@ pub struct AnnouncerState {
     pub resyncing: bool,
     /// Times that all residents were announced, to the end.
     pub resyncs: u64,
+    /// Times that those of some partitions were, because the registry knew other ones.
+    pub repairs: u64,
     /// The last failure, also after it was overcome.
     pub last_error: Option<String>,
 }
@@ -234,7 +191,8 @@ impl Announcer {
             batch,
         });
         let (stop, stopped) = watch::channel(None);
-        let task = task::Task::new(parts, Arc::clone(&shared), stopped);
+        let announcing = Announcing::new(&parts.identity, parts.options);
+        let task = task::Task::new(parts, announcing, Arc::clone(&shared), stopped);
         Self { handle: AnnouncerHandle { shared }, task: tokio::spawn(task.run()), stop }
     }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 use crate::event::Event;
 use crate::registry::{
-    Announced, Batch, Directory, DirectoryOptions, Heartbeat, InProcess, Plan, PlanQuery, Presence,
-    RegistryEpoch, RegistryError, RegistryFuture, Withdrawn,
+    Announced, Batch, Beat, Directory, DirectoryOptions, Heartbeat, InProcess, Missing, Partition,
+    Plan, PlanQuery, Presence, RegistryEpoch, RegistryError, RegistryFuture, Stamp, Withdrawn,
 };
 use crate::types::{BlockHash, NamespaceId, NodeEpoch, NodeId, Timestamp};
 
@@ -73,15 +73,13 @@ const LOST: RegistryError = RegistryError::TimedOut(Duration::ZERO);
 impl Flaky {
     /// Delivers a call whose sender has given up on it.
     fn later(&self, batch: Batch<'_>, announce: bool) {
-        let keys = batch.keys.to_vec();
-        let (node, epoch) = (batch.node, batch.epoch);
-        let (registration, sequence) = (batch.registration, batch.sequence);
+        let (stamp, keys) = (batch.stamp, batch.keys.to_vec());
         let directory = Arc::clone(self.inner.directory());
         let underway = Arc::clone(&self.underway);
         underway.fetch_add(1, Ordering::AcqRel);
         drop(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(sequence % 7)).await;
-            let batch = Batch { node, epoch, registration, sequence, keys: &keys };
+            tokio::time::sleep(Duration::from_millis(stamp.sequence % 7)).await;
+            let batch = Batch { stamp, keys: &keys };
             // It may be refused as late: that is the point.
             if announce {
                 drop(directory.announce(batch, Timestamp::ZERO));
@@ -97,8 +95,8 @@ impl OwnerRegistry for Flaky {
     fn heartbeat<'a>(
         &'a self,
         node: &'a NodeIdentity,
-        heartbeat: Heartbeat,
-    ) -> RegistryFuture<'a, Registration> {
+        heartbeat: Heartbeat<'a>,
+    ) -> RegistryFuture<'a, Beat> {
         let fate = self.fate();
         let afresh = u64::from(heartbeat.presence == Presence::Afresh);
         self.afresh.fetch_add(afresh, Ordering::Relaxed);
@@ -132,6 +130,14 @@ impl OwnerRegistry for Flaky {
             let answer = self.inner.withdraw(batch).await;
             if fate == Fate::Answered { answer } else { Err(LOST) }
         })
+    }
+
+    fn forget<'a>(&'a self, stamp: Stamp, partition: Partition) -> RegistryFuture<'a, ()> {
+        self.inner.forget(stamp, partition)
+    }
+
+    fn report_missing<'a>(&'a self, missing: Missing<'a>) -> RegistryFuture<'a, u32> {
+        self.inner.report_missing(missing)
     }
 
     fn plan<'a>(&'a self, query: PlanQuery<'a>) -> RegistryFuture<'a, Plan> {

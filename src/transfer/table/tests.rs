@@ -63,7 +63,7 @@ fn a_read_that_ends_after_the_deadline_has_failed() {
     assert!(table.handle_completion(&success(0), Timestamp::ZERO));
     assert!(table.handle_completion(&success(1), until(1)));
     // The other READ is out too long, whatever became of the one before it.
-    table.handle_timeout(until(1));
+    table.handle_timeout(Scope::Path, until(1));
     assert_eq!((table.poll_break(), table.poll_break()), (Some(CONNECTION), None));
     assert!(table.poll_finished(&mut out).is_none());
     assert!(table.handle_completion(&success(2), until(2)));
@@ -126,10 +126,10 @@ fn invariant_1_memory_comes_back_with_the_flush_not_with_the_timeout() {
         )
     );
     assert_eq!(table.poll_timeout(), Some(until(1)));
-    table.handle_timeout(until(1));
+    table.handle_timeout(Scope::Path, until(1));
     assert_eq!(table.poll_break(), Some(CONNECTION));
     assert_eq!(table.poll_break(), None);
-    table.handle_timeout(until(100));
+    table.handle_timeout(Scope::Path, until(100));
     assert!(table.poll_finished(&mut out).is_none(), "READs are still in flight");
     assert_eq!(live.get(), 2);
     assert!(
@@ -268,7 +268,7 @@ proptest! {
                     prop_assert!(!table.handle_completion(&complete(&work, status), Timestamp::ZERO));
                 }
                 Step::Timeout => {
-                    table.handle_timeout(until(now));
+                    table.handle_timeout(Scope::Path, until(now));
                     now += 1;
                 }
                 Step::Close => {

@@ -80,23 +80,12 @@ impl Connection {
                 let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
                 link.messages.sent(slot);
                 match status {
-                    CompletionStatus::Success if self.stage == Stage::Probe => self.open(batch),
-                    CompletionStatus::Success => {}
-                    CompletionStatus::Unreachable => {
-                        if self.stage == Stage::Probe {
-                            tracing::warn!(
-                                device = around.device.context.name(),
-                                gid = around.device.choice.reason,
-                                "a peer that answers over TCP does not answer over RDMA: set \
-                                 --gid-index here or there to addresses that reach each other"
-                            );
-                        }
-                        return Err(Broken::UNREACHABLE);
-                    }
-                    _ => return Err(Broken::PEER_CLOSED),
+                    CompletionStatus::Success => Ok(()),
+                    CompletionStatus::Unreachable => Err(Broken::UNREACHABLE),
+                    _ => Err(Broken::PEER_CLOSED),
                 }
-                Ok(())
             }
+            Some(Work::Probe { slot }) => self.take_probe(slot, status, batch),
             Some(Work::Receive { slot }) if good => self.take_frame(slot, done.byte_len, batch),
             Some(Work::Receive { .. }) => Err(Broken::PEER_CLOSED),
             None => {
@@ -123,10 +112,8 @@ impl Connection {
                 }
                 breaks = Some(broken);
             }
-            CompletionStatus::Flushed | CompletionStatus::Unreachable => {
-                told = self.first.take().unwrap_or(CompletionStatus::Flushed);
-            }
-            _ => {}
+            // What fails after that on another lane fails with its connection.
+            _ => told = self.first.take().unwrap_or(CompletionStatus::Flushed),
         }
         let connection = self.id;
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);
@@ -158,11 +145,9 @@ impl Connection {
             return Ok(());
         }
         match (frame, self.stage) {
-            (Frame::Ready, Stage::Ready) => self.open(batch),
-            (Frame::Ready, _) | (_, Stage::Ready) => return Err(Broken::VIOLATION),
-            // The peer talks, so it has our READY: its acknowledgement is only late.
-            (_, Stage::Probe) => self.open(batch),
-            _ => {}
+            (Frame::Ready, Stage::Ready) => self.take_ready(batch)?,
+            (_, Stage::Open) if frame != Frame::Ready => {}
+            _ => return Err(Broken::VIOLATION),
         }
         if let Frame::Message(len) = frame {
             // A caller that never clears its batch reaches 4 GiB; its connections break, the others'

@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::limits::HANDSHAKE_TIMEOUT;
 #[cfg(doc)]
 use crate::limits::STREAMS_MAX;
+use crate::limits::{HANDSHAKE_TIMEOUT, RETRIES_MAX};
 
 /// How a poll waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -66,6 +66,9 @@ pub struct VerbsConfig {
     pub poll: PollMode,
     /// Time for a connection to open. Default: [`HANDSHAKE_TIMEOUT`].
     pub handshake_timeout: Duration,
+    /// Retransmissions before a peer counts as gone, `0..=`[`RETRIES_MAX`]; for each one the device
+    /// waits 268 ms or, as some do, up to four times that. Default: [`RETRIES_MAX`].
+    pub retries: u8,
 }
 
 impl Default for VerbsConfig {
@@ -77,6 +80,7 @@ impl Default for VerbsConfig {
             lanes: 2,
             poll: PollMode::default(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
+            retries: RETRIES_MAX,
         }
     }
 }

@@ -7,12 +7,15 @@
 //! Hello              -- TCP -->     its queue pairs are up
 //!                    <-- TCP --     Hello
 //! its queue pairs are up
-//! READY              -- SEND -->    Accepted
-//! Connected          <- ack of it
+//! reads the pattern  <- READ ->
+//! READY              -- SEND -->
+//!                    <- READ ->     reads the pattern
+//! Connected          <-- SEND --    READY, Accepted
 //! ```
 //!
-//! READY travels as every message does, so a GID that does not work is found here. The socket stays
-//! open: its end is how a peer's death is noticed before any retry counter runs out.
+//! Data flows from each end to the other one before either calls the connection open, so a GID or an
+//! MTU that does not work is found here, and is said with both. The socket stays open: its end is how
+//! a peer's death is noticed before any retry counter runs out.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -64,11 +67,11 @@ pub(super) enum Stage {
     Dialing,
     /// We connect: the acceptor's hello must come.
     Welcome,
-    /// We connect: our READY must be acknowledged.
-    Probe,
     /// We accept: the connector's hello must come.
     Greeting,
-    /// We accept: READY must come.
+    /// The peer's pattern must arrive.
+    Probe,
+    /// The peer's READY must come.
     Ready,
     /// Messages.
     Open,
@@ -141,7 +144,7 @@ impl Connection {
 
     /// Whether a peer began it and has not shown yet that it can talk.
     pub(super) fn is_gathering(&self) -> bool {
-        matches!(self.stage, Stage::Greeting | Stage::Ready) && !self.is_broken()
+        self.stage != Stage::Open && !self.announced && !self.is_broken()
     }
 
     /// Whether deadlines are running.
@@ -258,7 +261,7 @@ impl Connection {
         if usize::try_from(peer.lanes).unwrap_or(usize::MAX) > link.lanes.len() {
             return Err(Broken::VIOLATION);
         }
-        let up = link.connect(around.device, peer).and_then(|()| link.messages.ready());
+        let up = link.connect(around.device, peer).and_then(|()| link.start_probe());
         up.map_err(|error| self.exhausted(&error))?;
         self.stage = Stage::Probe;
         Ok(())
@@ -276,12 +279,48 @@ impl Connection {
         Ok(())
     }
 
+    /// The READ of the peer's pattern has ended.
+    pub(super) fn take_probe(
+        &mut self,
+        slot: u8,
+        status: CompletionStatus,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        let arrived = link.messages.probed(slot) && status == CompletionStatus::Success;
+        if self.broken.is_some() || self.stage != Stage::Probe {
+            return Ok(());
+        }
+        if !arrived {
+            return Err(Broken::UNREACHABLE);
+        }
+        link.messages.ready().map_err(|error| self.exhausted(&error))?;
+        if self.announced {
+            self.stage = Stage::Ready;
+        } else {
+            self.open(batch);
+        }
+        Ok(())
+    }
+
+    /// The peer has read our pattern.
+    pub(super) fn take_ready(&mut self, batch: &mut EventBatch) -> Result<(), Broken> {
+        if self.announced {
+            self.open(batch);
+            return Ok(());
+        }
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        link.start_probe().map_err(|error| self.exhausted(&error))?;
+        self.stage = Stage::Probe;
+        Ok(())
+    }
+
     /// The connection is up.
     pub(super) fn open(&mut self, batch: &mut EventBatch) {
         let connection = self.id;
-        batch.events.push(match self.stage {
-            Stage::Ready => FabricEvent::Accepted { connection },
-            _ => FabricEvent::Connected { connection },
+        batch.events.push(match self.announced {
+            false => FabricEvent::Accepted { connection },
+            true => FabricEvent::Connected { connection },
         });
         self.announced = true;
         self.stage = Stage::Open;
@@ -321,12 +360,30 @@ impl Connection {
         }
     }
 
+    /// What breaks a connection while its path is being verified: however the peer's end shows, the
+    /// path has failed.
+    fn verdict(&self, broken: Broken) -> Broken {
+        let what = match self.stage {
+            Stage::Probe => "its memory could not be read",
+            Stage::Ready => "it did not read ours",
+            _ => return broken,
+        };
+        if !matches!(broken.reason, CloseReason::PeerClosed | CloseReason::Unreachable) {
+            return broken;
+        }
+        if let Some(link) = &self.link {
+            link.warn(what);
+        }
+        Broken::UNREACHABLE
+    }
+
     /// Cuts the peer off from our memory: lanes go to ERR or are destroyed. Only last messages may
     /// still be on their way, where this end closes in order.
     pub(super) fn cut(&mut self, broken: Broken, now: Timestamp) {
         if self.is_broken() {
             return;
         }
+        let broken = self.verdict(broken);
         self.broken = Some(broken);
         self.first = Some(broken.first);
         self.deadline = now + DRAIN_TIMEOUT;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::VerbsConfig;
 use super::messages::{RECEIVES, SENDS};
+use super::probe;
 use crate::limits::{READ_BYTES_MAX, READ_SEGMENTS_MAX};
 use crate::sys::ibverbs::Library;
 use crate::verbs::{
-    CompletionChannel, Context, DeviceLimits, GidChoice, Port, ProtectionDomain, VerbsError,
-    choose, describe,
+    CompletionChannel, Context, DeviceLimits, GidChoice, MemoryRegion, Port, ProtectionDomain,
+    VerbsError, choose, describe,
 };
 
 /// READs of one connection that may be outstanding: enough to fill any path with small blocks.
@@ -19,6 +20,9 @@ const READS_MAX: u32 = 512;
 pub(super) struct Device {
     pub(super) context: Arc<Context>,
     pub(super) domain: Arc<ProtectionDomain>,
+    /// Where messages and the pattern are: what a peer reaches before it is admitted.
+    pub(super) foyer: Arc<ProtectionDomain>,
+    pub(super) probe: MemoryRegion,
     pub(super) channel: Arc<CompletionChannel>,
     pub(super) port: Port,
     pub(super) choice: GidChoice,
@@ -32,6 +36,8 @@ pub(super) struct Device {
     pub(super) segments: u32,
     /// Longest READ, bytes.
     pub(super) read_bytes: u32,
+    /// Retransmissions before a peer counts as gone.
+    pub(super) retries: u8,
 }
 
 impl Device {
@@ -98,10 +104,14 @@ impl Device {
             "RDMA device chosen"
         );
         let domain = ProtectionDomain::new(&context)?;
+        let foyer = ProtectionDomain::new(&context)?;
+        let probe = probe::register(&foyer)?;
         let channel = CompletionChannel::new(&context)?;
         Ok(Self {
             context,
             domain,
+            foyer,
+            probe,
             channel,
             port,
             choice,
@@ -111,6 +121,7 @@ impl Device {
             reads,
             segments,
             read_bytes,
+            retries: config.retries,
         })
     }
 

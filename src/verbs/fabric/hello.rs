@@ -14,7 +14,7 @@ compile_error!("the verbs fabric sends its hello as it lies in memory: little-en
 const MAGIC: [u8; 8] = *b"kvrailRC";
 
 /// Version of the hello and of the frames on the message queue pair. Both ends have the same one.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The message queue pair, and the data queue pairs after it.
 const PAIRS_MAX: usize = 1 + STREAMS_MAX;
@@ -49,6 +49,11 @@ pub(super) struct Hello {
     pub(super) receives: u32,
     /// Its port's local identifier.
     pub(super) lid: u32,
+    /// Where its pattern lies.
+    pub(super) probe_address: u64,
+    /// The pattern's key.
+    pub(super) probe_rkey: u32,
+    reserved: u32,
     /// Its GID.
     pub(super) gid: [u8; 16],
     pairs: [Pair; PAIRS_MAX],
@@ -57,7 +62,7 @@ pub(super) struct Hello {
 /// Length of a hello, bytes.
 pub(super) const HELLO_BYTES: usize = size_of::<Hello>();
 
-const _: () = assert!(HELLO_BYTES == 192);
+const _: () = assert!(HELLO_BYTES == 208);
 
 impl Hello {
     /// A hello without numbers.
@@ -134,7 +139,7 @@ mod tests {
     fn fields_out_of_range_are_refused() {
         let spoil: [fn(&mut Hello); 11] = [
             |hello| hello.magic[7] = b'D',
-            |hello| hello.version = 2,
+            |hello| hello.version = 1,
             |hello| hello.lanes = 0,
             |hello| hello.lanes = 17,
             |hello| hello.lanes = u32::MAX,

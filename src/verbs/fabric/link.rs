@@ -6,7 +6,8 @@ use super::device::Device;
 use super::hello::{Hello, random_psn};
 use super::lane::Lane;
 use super::messages::{Messages, RECEIVES, SENDS};
-use crate::fabric::FabricError;
+use super::probe::{PROBE_BYTES, PathEnds};
+use crate::fabric::{FabricError, RemoteSpan};
 use crate::verbs::{CompletionQueue, Path, QueuePair, QueuePairAddress, QueueSizes, VerbsError};
 
 /// One completion queue, one queue pair for messages, and the lanes.
@@ -16,7 +17,11 @@ pub(super) struct Link {
     pub(super) lanes: Vec<Lane>,
     /// Sequence numbers of the message queue pair, then of the lanes.
     psns: Vec<u32>,
+    /// The peer's pattern, and the path to it, once its hello is known.
+    probe: Option<(RemoteSpan, PathEnds)>,
     pub(super) cq: Arc<CompletionQueue>,
+    /// The port's MTU when the link was made, as `IBV_MTU_*`: that of its interface may change.
+    mtu: i32,
     /// Whether the next completion makes an event.
     pub(super) armed: bool,
 }
@@ -30,19 +35,19 @@ impl Link {
             device.completions(count),
             token,
         )?;
-        let pair = |sizes| {
-            let pair = QueuePair::new(&device.domain, &cq, sizes, token)?;
+        let pair = |domain, sizes| {
+            let pair = QueuePair::new(domain, &cq, sizes, token)?;
             pair.init(device.port.number)?;
             Ok::<_, VerbsError>(pair)
         };
         let messages = QueueSizes { sends: SENDS.into(), receives: RECEIVES.into(), segments: 1 };
         let reads = QueueSizes { sends: device.reads + 1, receives: 0, segments: device.segments };
-        let messages = Messages::new(&device.domain, pair(messages)?)?;
+        let messages = Messages::new(&device.foyer, pair(&device.foyer, messages)?)?;
         messages.post_receives()?;
         let mut lanes = Vec::with_capacity(count);
         for index in 0..count {
             let index = u8::try_from(index).unwrap_or(u8::MAX);
-            lanes.push(Lane::new(index, pair(reads)?, device.reads as usize));
+            lanes.push(Lane::new(index, pair(&device.domain, reads)?, device.reads as usize));
         }
         let psns = (0..=count).map(|_| random_psn()).collect::<Result<_, _>>();
         let psns = psns.map_err(|error| FabricError::Os {
@@ -50,7 +55,8 @@ impl Link {
             source: std::io::Error::other(error),
             remedy: "allow the getrandom system call in the container's seccomp profile",
         })?;
-        Ok(Self { messages, lanes, psns, cq, armed: false })
+        let mtu = device.context.port(device.port.number)?.active_mtu;
+        Ok(Self { messages, lanes, psns, probe: None, cq, mtu, armed: false })
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32)> {
@@ -63,12 +69,14 @@ impl Link {
     pub(super) fn hello(&self, device: &Device) -> Hello {
         let mut hello = Hello::new();
         hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
-        hello.mtu = device.port.active_mtu.cast_unsigned();
+        hello.mtu = self.mtu.cast_unsigned();
         hello.reads_issued = device.limits.reads_issued.into();
         hello.reads_served = device.limits.reads_served.into();
         hello.message_bytes = device.port.message_bytes;
         hello.receives = RECEIVES.into();
         hello.lid = device.port.lid.into();
+        hello.probe_address = device.probe.address();
+        hello.probe_rkey = device.probe.rkey();
         hello.gid = device.choice.gid.raw;
         for (index, (pair, psn)) in self.pairs().enumerate() {
             hello.set_pair(index, QueuePairAddress { number: pair.number(), psn });
@@ -87,16 +95,37 @@ impl Link {
             global: device.port.ethernet || device.port.lid == 0,
             dgid: peer.gid,
             dlid: u16::try_from(peer.lid).unwrap_or(0),
-            mtu: device.port.active_mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
+            mtu: self.mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
             reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
             reads_served: smaller(device.limits.reads_served, peer.reads_issued),
+            retries: device.retries,
         };
         for (index, (pair, psn)) in self.pairs().enumerate() {
             pair.ready_to_receive(&path, peer.pair(index))?;
             pair.ready_to_send(&path, psn)?;
         }
         self.messages.grant(peer.receives);
+        // The pattern is all that this one can read.
+        self.messages.pair().map_or(Ok(()), QueuePair::allow_reads)?;
+        let len = u32::try_from(PROBE_BYTES).unwrap_or(0);
+        let span = RemoteSpan { rkey: peer.probe_rkey, address: peer.probe_address, len };
+        self.probe = Some((span, PathEnds::new(device, peer, path.mtu)));
         Ok(())
+    }
+
+    /// Reads the peer's pattern.
+    pub(super) fn start_probe(&mut self) -> Result<(), VerbsError> {
+        match &self.probe {
+            Some((span, _)) => self.messages.probe(span),
+            None => Ok(()),
+        }
+    }
+
+    /// Says that the path does not work.
+    pub(super) fn warn(&self, what: &str) {
+        if let Some((_, ends)) = &self.probe {
+            ends.warn(what);
+        }
     }
 
     /// Lets the peer READ.

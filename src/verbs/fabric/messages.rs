@@ -7,16 +7,15 @@
 //! that returns credits, or both ends could wait for each other.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use bytemuck::{Pod, Zeroable};
 
+use super::probe::{PROBE_BYTES, is_pattern, own_memory};
 use super::wr_id::Work;
-use crate::fabric::{Access, FabricError};
+use crate::fabric::{Access, FabricError, RemoteSpan};
 use crate::limits::MESSAGE_BYTES_MAX;
-use crate::memory::Mapping;
 use crate::verbs::{MemoryRegion, ProtectionDomain, QueuePair, Segment, SendList, VerbsError};
 
 /// Receives that wait for a peer: a few requests and answers overlap, more would wait in vain.
@@ -37,7 +36,7 @@ const WAITING_BYTES: usize = 64;
 /// Length of a slot: the longest frame in whole cache lines.
 const SLOT_BYTES: usize = (HEADER_BYTES + MESSAGE_BYTES_MAX).next_multiple_of(64);
 
-/// [`Header::kind`]: the connector can send; its arrival shows that the path works.
+/// [`Header::kind`]: its sender has read the pattern.
 pub(super) const READY: u16 = 1;
 /// [`Header::kind`]: a message.
 pub(super) const MESSAGE: u16 = 2;
@@ -89,20 +88,10 @@ pub(super) struct Messages {
 impl Messages {
     pub(super) fn new(domain: &Arc<ProtectionDomain>, pair: QueuePair) -> Result<Self, VerbsError> {
         let len = SLOT_BYTES * usize::from(RECEIVES + SENDS);
-        let attempt = || -> std::io::Result<Mapping> {
-            let flags = rustix::fs::MemfdFlags::CLOEXEC;
-            let file = File::from(rustix::fs::memfd_create("kvrail-messages", flags)?);
-            file.set_len(len as u64)?;
-            Mapping::new(&file, len as u64)
-        };
-        let memory = attempt().map_err(|source| FabricError::Os {
-            call: format!("making {len} bytes for messages"),
-            source,
-            remedy: "raise the limit of open files or free memory",
-        })?;
+        let memory = own_memory("kvrail-messages", len)?;
         Ok(Self {
             pair: Some(pair),
-            ring: MemoryRegion::new(domain, Arc::new(memory), Access::Local)?,
+            ring: MemoryRegion::new(domain, memory, Access::Local)?,
             credits: 0,
             receives: 0,
             owed: 0,
@@ -157,6 +146,24 @@ impl Messages {
         Ok(())
     }
 
+    /// Reads the peer's pattern, to the place of a message that is not sent meanwhile.
+    pub(super) fn probe(&mut self, remote: &RemoteSpan) -> Result<(), VerbsError> {
+        let (Some(pair), Some(slot)) = (&self.pair, self.free.pop()) else { return Ok(()) };
+        let into = self.segment(usize::from(RECEIVES + slot), PROBE_BYTES);
+        self.list.clear();
+        self.list.read(Work::Probe { slot }.encode(), remote, std::iter::once(into), true);
+        post(pair, &mut self.list, "ibv_post_send of a probe")
+    }
+
+    /// The READ of the pattern has completed: whether that is what arrived.
+    pub(super) fn probed(&mut self, slot: u8) -> bool {
+        self.sent(slot);
+        let mut bytes = vec![0; PROBE_BYTES];
+        let place = offset(usize::from(RECEIVES + slot));
+        let found = self.ring.memory().map(|memory| memory.read(place, &mut bytes));
+        found.is_some_and(|found| found.is_ok()) && is_pattern(&bytes)
+    }
+
     /// Says that this end can send.
     pub(super) fn ready(&mut self) -> Result<(), VerbsError> {
         self.transmit(READY, &[])
@@ -189,12 +196,7 @@ impl Messages {
         let segment = self.segment(place, HEADER_BYTES + message.len());
         self.list.clear();
         self.list.send(Work::Send { slot }.encode(), std::iter::once(segment));
-        let posted = pair.post_send(&mut self.list);
-        posted.map_err(|part| {
-            let source = part.source;
-            let call = "ibv_post_send of a message".to_owned();
-            FabricError::Os { call, source, remedy: "the device may be going away" }.into()
-        })
+        post(pair, &mut self.list, "ibv_post_send of a message")
     }
 
     /// A SEND has completed: its slot is free.
@@ -266,6 +268,13 @@ impl Messages {
     pub(super) fn cut(&mut self) {
         self.pair = None;
     }
+}
+
+fn post(pair: &QueuePair, list: &mut SendList, call: &str) -> Result<(), VerbsError> {
+    pair.post_send(list).map_err(|part| {
+        let (call, source) = (call.to_owned(), part.source);
+        FabricError::Os { call, source, remedy: "the device may be going away" }.into()
+    })
 }
 
 fn offset(place: usize) -> u64 {

@@ -4,8 +4,9 @@
 //!
 //! - Each connection has a completion queue of its own, as deep as all that it can have outstanding:
 //!   none can overflow, and a peer's end takes its queue with it.
-//! - Messages have a queue pair of their own, on which peers may read nothing; READs go over the
-//!   lanes. Until [`Fabric::admit`] the lanes refuse the peer's READs.
+//! - Messages have a queue pair of their own, on which peers may read nothing but a fixed pattern, the
+//!   proof that the path works; READs go over the lanes. Until [`Fabric::admit`] the lanes refuse the
+//!   peer's READs.
 //! - [`Fabric::close`] moves lanes to ERR, and destroys those on which nothing of ours is outstanding,
 //!   which on every device waits until the last response has left.
 //! - A poll that finds nothing spins for a while, since the next completion is usually close, then
@@ -25,6 +26,7 @@ mod lane;
 mod link;
 mod messages;
 mod posting;
+mod probe;
 mod regions;
 mod service;
 mod table;
@@ -49,7 +51,7 @@ use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
     RegionId, Wake,
 };
-use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_MAX};
+use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
 use crate::sys::clock::{coarse, now};
 use crate::sys::connections::{Breakable, Broken};
@@ -123,6 +125,10 @@ impl VerbsFabric {
         if config.lanes == 0 || config.lanes > STREAMS_MAX {
             let what = "data queue pairs per connection (at least 1)";
             return Err(FabricError::Limit { what, limit: STREAMS_MAX }.into());
+        }
+        if config.retries > RETRIES_MAX {
+            let (what, limit) = ("retransmissions", RETRIES_MAX.into());
+            return Err(FabricError::Limit { what, limit }.into());
         }
         let device = Device::open(config)?;
         let refused = |call: String| {

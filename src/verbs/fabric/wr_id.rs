@@ -16,6 +16,8 @@ pub(super) enum Work {
     Send { slot: u8 },
     /// A message into a receive slot.
     Receive { slot: u8 },
+    /// The READ of the peer's pattern to a send slot.
+    Probe { slot: u8 },
 }
 
 /// The part of a number that travels.
@@ -30,6 +32,7 @@ impl Work {
             Self::Marker { lane } => (2, lane, 0),
             Self::Send { slot } => (3, slot, 0),
             Self::Receive { slot } => (4, slot, 0),
+            Self::Probe { slot } => (5, slot, 0),
         };
         kind << 56 | u64::from(lane) << NUMBER_BITS | number
     }
@@ -43,6 +46,7 @@ impl Work {
             2 => Some(Self::Marker { lane }),
             3 => Some(Self::Send { slot: lane }),
             4 => Some(Self::Receive { slot: lane }),
+            5 => Some(Self::Probe { slot: lane }),
             _ => None,
         }
     }
@@ -60,6 +64,7 @@ mod tests {
             Work::Marker { lane: 3 },
             Work::Send { slot: 7 },
             Work::Receive { slot: 255 },
+            Work::Probe { slot: 2 },
         ] {
             assert_eq!(Work::decode(work.encode()), Some(work));
         }

@@ -10,6 +10,7 @@ if [[ -z ${KVRAIL_RDMA_DEVICE:-} ]]; then
 fi
 # Tests that take the device away, or count what it holds, want it for themselves.
 export RUST_TEST_THREADS=1
+export KVRAIL_TEST_ROUNDS=${KVRAIL_TEST_ROUNDS:-1000}
 
 device_is_active() {
     ibv_devinfo -d "$KVRAIL_RDMA_DEVICE" | grep -q PORT_ACTIVE

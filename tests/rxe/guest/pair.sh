@@ -76,11 +76,15 @@ loss_is_repaired() {
     (($(repeats) > before))
 }
 
+# Tests set netem and take interfaces down: they want both for themselves.
+export RUST_TEST_THREADS=1 RXE_NETEM=${RXE_NETEM-delay 10ms loss 5%}
+# A round takes several times the wire's delay.
+export KVRAIL_TEST_ROUNDS=${KVRAIL_TEST_ROUNDS:-200}
 two_devices
 check packets_cross_the_pair packets_cross_the_pair
 check delay_reaches_reads delay_reaches_reads
 check loss_is_repaired loss_is_repaired
-read -ra spec <<<"${RXE_NETEM-delay 10ms loss 5%}"
+read -ra spec <<<"$RXE_NETEM"
 netem "${spec[@]}"
 run_tests
 finish

@@ -8,12 +8,12 @@ use super::super::krate::fabric::{Access, EventBatch, Fabric, FabricEvent, ReadB
 use super::super::krate::memory::{HostPool, PoolOptions};
 use super::super::krate::peer::{FetchId, FetchRequest, Fetched, LocalNode, Output, Peers};
 use super::super::krate::policy::Policy;
-use super::super::krate::protocol::{RegionEntry, SecretKey};
+use super::super::krate::protocol::{Kind, RegionEntry, SecretKey, kind_of};
 use super::super::krate::sim::{SimEndpoint, SimFabric, SimNetwork};
 use super::super::krate::store::{ResidentView, Store, StoreConfig};
 use super::super::krate::types::{NodeEpoch, PoolId, Timestamp};
 use super::landing::TestLanding;
-use super::{Log, Shape, block_of, bytes_of, endpoint, key_of, node_id, requester_id};
+use super::{Log, Noise, Shape, block_of, bytes_of, endpoint, key_of, node_id, requester_id};
 
 /// One running node.
 #[derive(Debug)]
@@ -26,6 +26,11 @@ pub(crate) struct Member {
     events: EventBatch,
     reads: ReadBatch,
     next_fetch: u64,
+    noise: Noise,
+    chance: u64,
+    /// Messages that were lost or sent twice.
+    pub(crate) lost: u64,
+    pub(crate) repeated: u64,
 }
 
 impl Member {
@@ -66,7 +71,21 @@ impl Member {
         let peers = Peers::new(local, shape.peers, capabilities, residents, sink).unwrap();
         let landing = TestLanding::new(store, pool, region);
         let (events, reads) = (EventBatch::default(), ReadBatch::default());
-        Self { fabric, peers, landing, log, fetched: Vec::new(), events, reads, next_fetch: 1 }
+        let chance = shape.seed ^ (u64::from(at.0) << 32) ^ 0x9e37_79b9_7f4a_7c15;
+        Self {
+            fabric,
+            peers,
+            landing,
+            log,
+            fetched: Vec::new(),
+            events,
+            reads,
+            next_fetch: 1,
+            noise: shape.noise,
+            chance,
+            lost: 0,
+            repeated: 0,
+        }
     }
 
     /// The first half of a data thread's round: what happened.
@@ -111,12 +130,38 @@ impl Member {
             }
             Output::Admit { connection } => drop(self.fabric.admit(connection)),
             Output::Send { connection, start, end } => {
-                let bytes = self.peers.message(start, end);
-                if let Err(error) = self.fabric.send(connection, bytes) {
-                    self.peers.handle_send_refused(connection, error.scope());
+                for _ in 0..self.copies(start, end) {
+                    let bytes = self.peers.message(start, end);
+                    if let Err(error) = self.fabric.send(connection, bytes) {
+                        self.peers.handle_send_refused(connection, error.scope());
+                    }
                 }
             }
             Output::Close { connection } => self.fabric.close(connection),
+        }
+    }
+
+    /// How many times a message is sent: once, but for the noise.
+    fn copies(&mut self, start: usize, end: usize) -> usize {
+        let kind = kind_of(self.peers.message(start, end)).unwrap();
+        if matches!(
+            kind,
+            Kind::Hello | Kind::Welcome | Kind::Confirm | Kind::Reject | Kind::Goodbye
+        ) {
+            return 1;
+        }
+        self.chance ^= self.chance << 13;
+        self.chance ^= self.chance >> 7;
+        self.chance ^= self.chance << 17;
+        let draw = self.chance % 1000;
+        if draw < self.noise.lost {
+            self.lost += 1;
+            0
+        } else if draw < self.noise.lost + self.noise.repeated {
+            self.repeated += 1;
+            2
+        } else {
+            1
         }
     }
 
@@ -136,6 +181,15 @@ impl Member {
             cursor = self.landing.store.list(at, 64, &mut views);
         }
         views
+    }
+
+    /// Where pinned residents lie, by offset: the start and the length of each.
+    pub(crate) fn pinned(&self) -> Vec<(u64, u32)> {
+        let pinned = self.residents().into_iter().filter(|view| view.pins > 0);
+        let extents = pinned.map(|view| (view.payload.extent.offset, view.payload.extent.len));
+        let mut extents: Vec<_> = extents.collect();
+        extents.sort_unstable();
+        extents
     }
 
     pub(crate) fn view(&self, block: u16) -> Option<ResidentView> {

@@ -4,7 +4,7 @@
 mod landing;
 mod member;
 
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 pub(crate) use landing::TestLanding;
@@ -18,6 +18,12 @@ use super::krate::types::{BlockHash, BlockKey, Namespace, NodeId, RequesterId, S
 
 /// Bytes of a block, by its name: never two blocks alike, always the same for one name.
 pub(crate) fn bytes_of(block: u16) -> Vec<u8> {
+    // Compared after every round, so those of the names that a cluster uses are made once.
+    static MADE: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| (0..64).map(make_bytes).collect());
+    MADE.get(usize::from(block)).cloned().unwrap_or_else(|| make_bytes(block))
+}
+
+fn make_bytes(block: u16) -> Vec<u8> {
     let len = 200 + usize::from(block % 7) * 64 + usize::from(block % 3);
     let mut state = u64::from(block) * 0x9e37_79b9 + 1;
     let mut next = || {
@@ -74,6 +80,15 @@ pub(crate) struct Shape {
     pub(crate) peers: PeerConfig,
     pub(crate) pool_bytes: u64,
     pub(crate) residents: u32,
+    pub(crate) noise: Noise,
+}
+
+/// What happens to the messages of connections that are up, out of 1,000. Their order is the
+/// fabric's promise.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Noise {
+    pub(crate) lost: u64,
+    pub(crate) repeated: u64,
 }
 
 impl Default for Shape {
@@ -91,7 +106,8 @@ impl Default for Shape {
         };
         let peers = PeerConfig { lease, requester };
         let network = SimConfig::default();
-        Self { seed: 1, network, peers, pool_bytes: 64 << 10, residents: 64 }
+        let noise = Noise::default();
+        Self { seed: 1, network, peers, pool_bytes: 64 << 10, residents: 64, noise }
     }
 }
 
@@ -101,15 +117,18 @@ pub(crate) struct Cluster {
     pub(crate) network: SimNetwork,
     pub(crate) shape: Shape,
     pub(crate) nodes: Vec<Option<Member>>,
+    /// Until when a node's thread stands still, while the network does not.
+    paused: Vec<Timestamp>,
     lives: u64,
 }
 
 impl Cluster {
     pub(crate) fn new(nodes: usize, shape: Shape) -> Self {
         let network = SimNetwork::new(shape.seed, shape.network.clone());
-        let mut cluster = Self { network, shape, nodes: Vec::new(), lives: 0 };
+        let mut cluster = Self { network, shape, nodes: Vec::new(), paused: Vec::new(), lives: 0 };
         for at in 0..nodes {
             cluster.nodes.push(None);
+            cluster.paused.push(Timestamp::ZERO);
             cluster.start(at);
         }
         cluster
@@ -117,12 +136,18 @@ impl Cluster {
 
     pub(crate) fn start(&mut self, at: usize) {
         self.lives += 1;
+        self.paused[at] = Timestamp::ZERO;
         self.nodes[at] = Some(Member::new(&self.network, &self.shape, at, self.lives));
     }
 
     /// The node's process is gone, with all that it held.
     pub(crate) fn crash(&mut self, at: usize) {
         self.nodes[at] = None;
+    }
+
+    /// The node's thread stands still for so long.
+    pub(crate) fn pause(&mut self, at: usize, span: Duration) {
+        self.paused[at] = self.now() + span;
     }
 
     pub(crate) fn node(&self, at: usize) -> &Member {
@@ -152,6 +177,9 @@ impl Cluster {
     pub(crate) fn turn(&mut self) {
         let now = self.now();
         for at in 0..self.nodes.len() {
+            if self.paused[at] > now {
+                continue;
+            }
             if let Some(node) = &mut self.nodes[at] {
                 node.carry_out(now);
                 node.listen(now);
@@ -164,7 +192,10 @@ impl Cluster {
 
     /// When something happens next, in the network or by a deadline.
     pub(crate) fn next(&self) -> Option<Timestamp> {
-        let deadlines = self.nodes.iter().flatten().filter_map(|node| node.peers.poll_timeout());
+        let deadlines =
+            self.nodes.iter().zip(&self.paused).filter_map(|(node, paused)| {
+                Some(node.as_ref()?.peers.poll_timeout()?.max(*paused))
+            });
         deadlines.chain(self.network.next_event()).min()
     }
 
@@ -230,18 +261,13 @@ impl Cluster {
 
     /// Invariant 2: what a READ can still read is pinned.
     fn check_exposed(&self) {
+        let mut pinned_at = vec![None; self.nodes.len()];
         for span in self.network.exposed() {
             let at = usize::try_from(span.holder.0).unwrap();
             let Some(node) = &self.nodes[at] else { continue };
-            let mut pinned: Vec<_> = node
-                .residents()
-                .into_iter()
-                .filter(|view| view.pins > 0)
-                .map(|view| (view.payload.extent.offset, view.payload.extent.len))
-                .collect();
-            pinned.sort_unstable();
+            let pinned = pinned_at[at].get_or_insert_with(|| node.pinned());
             let (mut from, end) = (span.offset, span.offset + u64::from(span.len));
-            for (offset, len) in pinned {
+            for (offset, len) in pinned.iter().copied() {
                 if offset <= from && from < offset + u64::from(len) {
                     from = offset + u64::from(len);
                 }

@@ -1,4 +1,5 @@
-//! The regions of one fabric: which memory has which key and address, and who may read it.
+//! The regions of a fabric that serves in software: which memory has which key and address, and who
+//! may read it.
 //!
 //! Keys and addresses are random: a peer learns nothing of this process from them, and a key of an
 //! earlier start, or a guessed one, names nothing. Neither a key nor an id is used twice, so the
@@ -7,9 +8,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::Mapping;
 use crate::fabric::{Access, FabricError, Region, RegionId, RegisteredSpan};
 use crate::limits::REGIONS_MAX;
-use crate::memory::Mapping;
 
 /// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
 const REGISTRATIONS_MAX: usize = u16::MAX as usize;
@@ -26,13 +27,19 @@ struct Entry {
 
 /// The table. At most [`REGIONS_MAX`] entries and usually a few, so that a scan beats hashing.
 #[derive(Debug, Default)]
-pub(super) struct Regions {
+pub struct Regions {
     entries: Vec<Entry>,
     keys: HashSet<u32>,
+    /// The id that the next registration gets.
+    next: usize,
 }
 
 impl Regions {
-    pub(super) fn register(
+    /// Registers memory under a new id, with a random key and address.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`], or [`FabricError::Os`] where the system gives no random bytes.
+    pub fn register(
         &mut self,
         memory: Arc<Mapping>,
         access: Access,
@@ -40,7 +47,7 @@ impl Regions {
         if self.entries.len() >= REGIONS_MAX {
             return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
         }
-        let id = u16::try_from(self.keys.len()).map_err(|_used_up| FabricError::Limit {
+        let id = u16::try_from(self.next).map_err(|_used_up| FabricError::Limit {
             what: "registrations in the life of one fabric",
             limit: REGISTRATIONS_MAX,
         })?;
@@ -48,19 +55,47 @@ impl Regions {
         while rkey == 0 || !self.keys.insert(rkey) {
             rkey = random_u32()?;
         }
+        self.next += 1;
         let address = (u64::from(random_u32()?) << 12 | 1 << 44) & ADDRESS_MASK;
         let region = Region { id: RegionId(id), rkey, address, len: memory.len() };
         self.entries.push(Entry { region, access, memory });
         Ok(region)
     }
 
+    /// Takes over a region as another fabric registered it: the same memory under the same id, key and
+    /// address.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`] beyond [`REGIONS_MAX`], and for an id or a key that is in use here.
+    pub fn adopt(
+        &mut self,
+        region: &Region,
+        memory: Arc<Mapping>,
+        access: Access,
+    ) -> Result<(), FabricError> {
+        if self.entries.len() >= REGIONS_MAX {
+            return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
+        }
+        let in_use = |entry: &Entry| entry.region.id == region.id;
+        if memory.len() < region.len
+            || self.entries.iter().any(in_use)
+            || !self.keys.insert(region.rkey)
+        {
+            return Err(FabricError::Limit { what: "region under one id and key", limit: 1 });
+        }
+        self.next = self.next.max(usize::from(region.id.0) + 1);
+        self.entries.push(Entry { region: *region, access, memory });
+        Ok(())
+    }
+
     /// Forgets a region. Who still writes to its memory holds the memory itself.
-    pub(super) fn deregister(&mut self, id: RegionId) {
+    pub fn deregister(&mut self, id: RegionId) {
         self.entries.retain(|entry| entry.region.id != id);
     }
 
     /// What a peer may read: the memory and the offset in it.
-    pub(super) fn remote(&self, rkey: u32, address: u64, len: u32) -> Option<(&Mapping, u64)> {
+    #[must_use]
+    pub fn remote(&self, rkey: u32, address: u64, len: u32) -> Option<(&Mapping, u64)> {
         let entry = self
             .entries
             .iter()
@@ -71,7 +106,8 @@ impl Regions {
     }
 
     /// The memory of a local span; `None` where the span is not registered.
-    pub(super) fn local(&self, span: &RegisteredSpan) -> Option<&Arc<Mapping>> {
+    #[must_use]
+    pub fn local(&self, span: &RegisteredSpan) -> Option<&Arc<Mapping>> {
         let entry = self.entries.iter().find(|entry| entry.region.id == span.region)?;
         let end = span.offset.checked_add(u64::from(span.len))?;
         (end <= entry.region.len).then_some(&entry.memory)
@@ -80,13 +116,6 @@ impl Regions {
 
 fn random_u32() -> Result<u32, FabricError> {
     getrandom::u32().map_err(random_failed)
-}
-
-/// Sixteen random bytes that tie data streams to their connection.
-pub(super) fn random_token() -> Result<[u8; 16], FabricError> {
-    let mut token = [0; 16];
-    getrandom::fill(&mut token).map_err(random_failed)?;
-    Ok(token)
 }
 
 fn random_failed(error: getrandom::Error) -> FabricError {

@@ -1,0 +1,126 @@
+//! The proof that a path carries READs: before a connection is used, each end reads a known pattern
+//! out of the other one's memory, through the GIDs and at the MTU that were chosen.
+//!
+//! The pattern lies in a protection domain of its own, beside the frames of messages, and the queue
+//! pair of messages belongs to that domain alone. So it may serve READs from the start: what a peer
+//! that nobody has admitted can read is the pattern.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::device::Device;
+use super::hello::Hello;
+use crate::fabric::{Access, FabricError};
+use crate::limits::MESSAGE_BYTES_MAX;
+use crate::memory::Mapping;
+use crate::sys::gid::Gid;
+use crate::sys::ibverbs::constants::{IBV_MTU_256, IBV_MTU_4096};
+use crate::verbs::{MemoryRegion, ProtectionDomain, VerbsError};
+
+/// Length of the pattern, bytes: two packets of the largest MTU, so that every path is asked for a
+/// packet as long as its queue pairs will send. Where a switch or the other end's interface takes
+/// less, the answer is lost, and it is lost here.
+pub(super) const PROBE_BYTES: usize = 2 * 4096;
+
+const _: () = assert!(PROBE_BYTES <= MESSAGE_BYTES_MAX, "it lands where messages are sent from");
+
+/// The pattern: its period fits no packet, so that a packet at the wrong place shows.
+fn pattern() -> impl Iterator<Item = u8> {
+    (0..251).cycle().take(PROBE_BYTES)
+}
+
+/// Whether these bytes are the pattern.
+pub(super) fn is_pattern(bytes: &[u8]) -> bool {
+    pattern().eq(bytes.iter().copied())
+}
+
+/// Memory of a fabric's own, filled with zeros.
+pub(super) fn own_memory(name: &str, len: usize) -> Result<Arc<Mapping>, FabricError> {
+    let attempt = || -> std::io::Result<Mapping> {
+        let file = File::from(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?);
+        file.set_len(len as u64)?;
+        Mapping::new(&file, len as u64)
+    };
+    let memory = attempt().map_err(|source| FabricError::Os {
+        call: format!("making {len} bytes for {name}"),
+        source,
+        remedy: "raise the limit of open files or free memory",
+    })?;
+    Ok(Arc::new(memory))
+}
+
+/// The pattern, registered for peers to read.
+pub(super) fn register(domain: &Arc<ProtectionDomain>) -> Result<MemoryRegion, VerbsError> {
+    let memory = own_memory("kvrail-probe", PROBE_BYTES)?;
+    let bytes: Vec<u8> = pattern().collect();
+    memory.write(0, &bytes).map_err(|error| FabricError::Os {
+        call: "writing the probe".to_owned(),
+        source: std::io::Error::other(error),
+        remedy: "report this as a defect",
+    })?;
+    MemoryRegion::new(domain, memory, Access::RemoteRead)
+}
+
+/// Both ends of a path, for the log.
+#[derive(Debug, Clone)]
+pub(super) struct PathEnds {
+    device: String,
+    ours: [u8; 16],
+    theirs: [u8; 16],
+    /// As `IBV_MTU_*`.
+    mtu: i32,
+}
+
+impl PathEnds {
+    pub(super) fn new(device: &Device, peer: &Hello, mtu: i32) -> Self {
+        let name = device.context.name().to_owned();
+        Self { device: name, ours: device.choice.gid.raw, theirs: peer.gid, mtu }
+    }
+
+    /// Says that READs do not cross it, and what to try.
+    pub(super) fn warn(&self, what: &str) {
+        tracing::warn!(
+            device = self.device,
+            gid = %Gid::new(self.ours),
+            peer_gid = %Gid::new(self.theirs),
+            mtu = bytes_of_mtu(self.mtu),
+            "a peer that answers over TCP does not answer over RDMA: {what}. Where the GIDs are of \
+             different networks, set --gid-index here or there; where they reach each other, the way \
+             between them may not carry packets of this MTU: compare `ip link` on both hosts and the \
+             switches' MTU (RoCE adds up to 90 bytes to its own), and give all of them the same one"
+        );
+    }
+}
+
+/// An `IBV_MTU_*` in bytes; 0 for what is none.
+const fn bytes_of_mtu(mtu: i32) -> u32 {
+    match mtu {
+        IBV_MTU_256..=IBV_MTU_4096 => 128 << mtu,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::ibverbs::constants::IBV_MTU_1024;
+
+    #[test]
+    fn only_the_whole_pattern_in_its_place_is_the_pattern() {
+        let whole: Vec<u8> = pattern().collect();
+        assert!(is_pattern(&whole));
+        assert!(!is_pattern(&[0; PROBE_BYTES]));
+        assert!(!is_pattern(&whole[1..]));
+        for mtu in [256, 512, 1024, 2048, 4096] {
+            let mut swapped = whole.clone();
+            swapped.rotate_left(mtu);
+            assert!(!is_pattern(&swapped), "{mtu}");
+        }
+    }
+
+    #[test]
+    fn mtus_have_bytes() {
+        let mtus = [IBV_MTU_256, IBV_MTU_1024, IBV_MTU_4096, 0, 6].map(bytes_of_mtu);
+        assert_eq!(mtus, [256, 1024, 4096, 0, 0]);
+    }
+}
