@@ -3,7 +3,8 @@
 //!
 //! `KVRAIL_RDMA_DEVICE=rxe0 cargo bench --bench verbs_read -- MEASURE SIZE`, where MEASURE is
 //! `bandwidth` (MiB/s), `latency` or `leased` (typical microseconds), prints `MEASURE SIZE VALUE`; without
-//! the two, all measures. `BENCH_QPS`, `BENCH_DEPTH` and `BENCH_SECONDS` are the lanes, the READs
+//! the two, all measures. Behind the value of a latency stand the least and the tenth percentile: other
+//! work on the machine moves them least. `BENCH_QPS`, `BENCH_DEPTH` and `BENCH_SECONDS` are the lanes, the READs
 //! outstanding on each and the length of a bandwidth's run. `bench/rxe/compare` holds the values against
 //! perftest's.
 #![expect(
@@ -47,7 +48,7 @@ fn pool() -> Arc<Mapping> {
 fn fabric(lanes: usize, poll: PollMode) -> VerbsFabric {
     VerbsFabric::new(&VerbsConfig {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        device: std::env::var("KVRAIL_RDMA_DEVICE").ok(),
+        devices: std::env::var("KVRAIL_RDMA_DEVICE").into_iter().collect(),
         lanes,
         poll,
         ..VerbsConfig::default()
@@ -181,30 +182,33 @@ impl Setting {
         }
     }
 
-    /// The value of a measure, in the unit that perftest gives it in.
-    fn measure(&self, measure: &str, size: u32) -> f64 {
+    /// A measure in the unit that perftest gives it in; of a latency, also the least and the tenth
+    /// percentile.
+    fn measure(&self, measure: &str, size: u32) -> Vec<f64> {
         match measure {
             "bandwidth" => {
                 let mut bare = Bare::new(self.lanes);
                 let most = bare.reader.fabric.capabilities().reads_outstanding;
                 let outstanding = (self.lanes * self.depth).min(most);
-                bare.reader.bandwidth(size, outstanding, self.seconds) / f64::from(1 << 20)
+                let rate = bare.reader.bandwidth(size, outstanding, self.seconds);
+                vec![rate / f64::from(1 << 20)]
             }
-            "latency" => median(&Bare::new(self.lanes).reader.latency(size, READS)),
+            "latency" => percentiles(&Bare::new(self.lanes).reader.latency(size, READS)),
             "leased" => {
                 // The reader's thread waits for nothing else; the holder's serves others, too.
                 let (holder, reader) = (PollMode::Adaptive, PollMode::Busy);
                 let (holder, reader) = (fabric(self.lanes, holder), fabric(self.lanes, reader));
-                median(&leased::latencies(holder, reader, size, READS))
+                percentiles(&leased::latencies(holder, reader, size, READS))
             }
             other => panic!("{other} is none of bandwidth, latency, leased"),
         }
     }
 }
 
-/// The median of sorted times, microseconds.
-fn median(times: &[Duration]) -> f64 {
-    times.get(times.len() / 2).copied().unwrap_or_default().as_secs_f64() * 1e6
+/// Of sorted times the median, the least and the tenth percentile, microseconds.
+fn percentiles(times: &[Duration]) -> Vec<f64> {
+    let at = |index: usize| times.get(index).copied().unwrap_or_default().as_secs_f64() * 1e6;
+    vec![at(times.len() / 2), at(0), at(times.len() / 10)]
 }
 
 fn main() {
@@ -212,7 +216,9 @@ fn main() {
     // `cargo bench` passes a flag of its own.
     let words: Vec<String> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
     let print = |measure: &str, size| {
-        println!("{measure} {size} {:.2}", setting.measure(measure, size));
+        let values = setting.measure(measure, size);
+        let values: Vec<String> = values.iter().map(|value| format!("{value:.2}")).collect();
+        println!("{measure} {size} {}", values.join(" "));
     };
     if let [measure, size] = words.as_slice() {
         print(measure, size.parse().unwrap());

@@ -30,7 +30,8 @@ pub struct RegionId(pub u16);
 pub struct Region {
     /// Its number here.
     pub id: RegionId,
-    /// The key that a peer must present to read it.
+    /// The key that a peer must present to read it. It is the fabric's: what each NIC calls the region
+    /// stays inside.
     pub rkey: u32,
     /// The remote address of its first byte.
     pub address: u64,
@@ -184,6 +185,9 @@ pub enum CloseReason {
     ReadFailed,
     /// A limit of this node was reached.
     Exhausted,
+    /// A NIC of this node that carried it went down or away. A fresh connection takes another one,
+    /// where there is one.
+    NicLost,
 }
 
 impl CloseReason {
@@ -191,7 +195,7 @@ impl CloseReason {
     #[must_use]
     pub const fn scope(self) -> Scope {
         match self {
-            Self::Requested | Self::Exhausted => Scope::Local,
+            Self::Requested | Self::Exhausted | Self::NicLost => Scope::Local,
             Self::PeerClosed | Self::Violation | Self::ReadFailed => Scope::Peer,
             Self::Unreachable => Scope::Path,
         }

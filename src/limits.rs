@@ -40,8 +40,15 @@ pub const POOLS_MAX: usize = 16;
 /// Blocks in one lend request: 512 blocks of 16 tokens are an 8,192-token prefix.
 pub const LEND_BLOCKS_MAX: usize = 512;
 
-/// Regions that a node may lend from: one per pool and NIC that needs several.
+/// Regions that a node may lend from: its pools and some room.
 pub const REGIONS_MAX: usize = 64;
+
+/// RDMA NICs that one node uses: as many as hosts with eight GPUs have for their data.
+pub const NICS_MAX: usize = 8;
+
+/// Registrations that one NIC needs for one region, where it takes no longer ones. Their keys for
+/// [`NICS_MAX`] NICs fit one peer message.
+pub const REGION_CHUNKS_MAX: usize = 512;
 
 /// Longest peer message, bytes: a lease over [`LEND_BLOCKS_MAX`] loans of 40 bytes is the largest.
 pub const MESSAGE_BYTES_MAX: usize = 64 + LEND_BLOCKS_MAX * 40;

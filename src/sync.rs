@@ -78,6 +78,51 @@ pub(crate) fn zeroed(count: usize) -> Box<[Cell]> {
     (0..count).map(|_| Cell::new(0)).collect()
 }
 
+const LINE_CELLS: usize = 8;
+
+/// Groups of `N` cells, zeros at first. Groups of 8, 16 and so on are whole cache lines.
+pub(crate) struct Groups<const N: usize> {
+    cells: Box<[Cell]>,
+    /// The first cell of a line: an allocation of this size is not aligned to lines by itself.
+    start: usize,
+    count: usize,
+}
+
+impl<const N: usize> Groups<N> {
+    pub(crate) fn zeroed(count: usize) -> Self {
+        let cells = zeroed(count * N + LINE_CELLS);
+        let first = cells.as_ptr().addr() / size_of::<u64>();
+        // A model checker's cells are larger, and nobody measures them.
+        let start = first.next_multiple_of(LINE_CELLS) - first;
+        Self { cells, start, count }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn get(&self, at: usize) -> Option<&[Cell; N]> {
+        if at >= self.count {
+            return None;
+        }
+        self.cells.get(self.start + at * N..)?.first_chunk()
+    }
+}
+
+/// Something that threads write, kept off the cache lines of its neighbours (two lines, because
+/// processors fetch them in pairs).
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
+impl<T> std::ops::Deref for Apart<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
 #[cfg(not(test))]
 fn interference() {}
 
@@ -88,6 +133,9 @@ pub(crate) use std::thread;
 
 #[cfg(test)]
 use chaos::interference;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+pub(crate) use chaos::suspend;
 #[cfg(test)]
 pub(crate) use chaos::{limit_accesses, park_at, set as set_interference};
 
@@ -105,6 +153,7 @@ mod chaos {
         static STATE: Cell<u64> = const { Cell::new(0) };
         static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
         static PARK: RefCell<Option<Park>> = const { RefCell::new(None) };
+        static SUSPEND: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
     }
 
     /// From now on this thread gives way at one access in twelve; never where the seed is 0.
@@ -121,6 +170,13 @@ mod chaos {
     /// something or nobody is there any more to say it.
     pub(crate) fn park_at(access: u32, parked: Sender<()>, resume: Receiver<()>) {
         PARK.set(Some((access, parked, resume)));
+    }
+
+    /// From now on this thread, if it gives way now and then, calls `until` at one access in two
+    /// thousand: it stands still for as long as that takes.
+    #[cfg(not(shuttle))]
+    pub(crate) fn suspend(until: impl Fn() + 'static) {
+        SUSPEND.set(Some(Box::new(until)));
     }
 
     fn park() {
@@ -153,6 +209,9 @@ mod chaos {
         STATE.set(state);
         if (state >> 11).is_multiple_of(12) {
             super::thread::yield_now();
+        }
+        if (state >> 20).is_multiple_of(2_000) {
+            SUSPEND.with_borrow(|until| until.iter().for_each(|until| until()));
         }
     }
 }

@@ -78,7 +78,7 @@ impl Cluster {
     }
 
     /// Starts a node named `name`, which is also its identity as a reader, and waits until it
-    /// serves.
+    /// serves. Its registry is `kvrail registry` there, unless the arguments name another.
     ///
     /// # Errors
     /// [`CliError::Failed`] with what it said where it does not.
@@ -103,10 +103,13 @@ impl Cluster {
     ) -> Result<Process, CliError> {
         let socket = self.path().join(format!("{name}.sock"));
         let (socket, registry) = (socket.display().to_string(), format!("http://{registry}"));
-        let mut all = vec!["serve", "--socket", &socket, "--registry", &registry];
-        for (flag, value) in
-            [("--listen", "127.0.0.1:0"), ("--requester-id", name), ("--pool", "16MiB")]
-        {
+        let mut all = vec!["serve", "--socket", &socket];
+        for (flag, value) in [
+            ("--registry", registry.as_str()),
+            ("--listen", "127.0.0.1:0"),
+            ("--requester-id", name),
+            ("--pool", "16MiB"),
+        ] {
             if !arguments.contains(&flag) {
                 all.extend([flag, value]);
             }

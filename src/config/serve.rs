@@ -14,7 +14,7 @@ use super::values::{
 use crate::limits;
 use crate::node::TransportChoice;
 use crate::types::{NodeId, PolicyKind, RequesterId};
-use crate::verbs::PollMode;
+use crate::verbs::{NicPair, PollMode};
 
 /// Longest path of a Unix socket, bytes: `sun_path` without its terminating zero.
 const SOCKET_PATH_MAX: usize = 107;
@@ -57,9 +57,11 @@ pub struct PeerConfig {
     pub secret: Option<ClusterSecret>,
     /// Which fabric.
     pub transport: TransportChoice,
-    /// The RDMA device; `None` for the first that works.
-    pub rdma_device: Option<String>,
-    /// The index of the GID to use; `None` for the best one.
+    /// The RDMA devices; empty for all that work and are as fast as the fastest.
+    pub rdma_devices: Vec<String>,
+    /// Which device of a peer ours talk to; empty for by NUMA node.
+    pub nic_pairs: Vec<NicPair>,
+    /// The index of the GID to use on each; `None` for the best one.
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
     pub poll: PollMode,
@@ -212,6 +214,7 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
     }
     refuse_one_port(settings.metrics_listen, listen)?;
     let transport = transport(&settings)?;
+    check_nics(&settings)?;
     Ok(PeerConfig {
         listen,
         advertise: settings.advertise,
@@ -219,7 +222,8 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
         requester_id: settings.requester_id,
         secret: settings.cluster_secret_file.map(ClusterSecret::read).transpose()?,
         transport,
-        rdma_device: settings.rdma_device,
+        rdma_devices: settings.rdma_device,
+        nic_pairs: settings.nic_pairs,
         gid_index: settings.gid_index,
         poll: settings.poll.unwrap_or_default(),
         streams: settings.streams.map_or(2, usize::from),
@@ -231,7 +235,8 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
 fn transport(settings: &ServeSettings) -> Result<TransportChoice, ConfigError> {
     let choice = settings.transport.unwrap_or_default();
     let given = [
-        ("--rdma-device", settings.rdma_device.is_some()),
+        ("--rdma-device", !settings.rdma_device.is_empty()),
+        ("--nic-pairs", !settings.nic_pairs.is_empty()),
         ("--gid-index", settings.gid_index.is_some()),
         ("--poll", settings.poll.is_some()),
     ];
@@ -244,6 +249,44 @@ fn transport(settings: &ServeSettings) -> Result<TransportChoice, ConfigError> {
         }),
         _ => Ok(choice),
     }
+}
+
+/// Each device is named once, and what is paired is used.
+fn check_nics(settings: &ServeSettings) -> Result<(), ConfigError> {
+    let refused = |origin: &str, reason: String| {
+        Err(ConfigError::Value { origin: origin.to_owned(), reason })
+    };
+    let named = &settings.rdma_device;
+    if named.len() > limits::NICS_MAX {
+        return refused(
+            "--rdma-device",
+            format!("a node uses at most {} devices", limits::NICS_MAX),
+        );
+    }
+    let twice = |at: &usize| named.iter().take(*at).any(|other| Some(other) == named.get(*at));
+    if let Some(name) = (0..named.len()).find(twice).and_then(|at| named.get(at)) {
+        return refused("--rdma-device", format!("{name} is named twice"));
+    }
+    for (at, pair) in settings.nic_pairs.iter().enumerate() {
+        if settings.nic_pairs.iter().take(at).any(|other| other.ours == pair.ours) {
+            let name = &pair.ours;
+            return refused(
+                "--nic-pairs",
+                format!("{name} talks to one device of a peer, not two"),
+            );
+        }
+        if !named.is_empty() && !named.contains(&pair.ours) {
+            return Err(ConfigError::Contradiction {
+                first: "--rdma-device",
+                second: "--nic-pairs",
+                reason: format!(
+                    "the second pairs {}, which the first leaves out: a pair is OURS=THEIRS",
+                    pair.ours
+                ),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Two listeners of one process cannot have the same address.

@@ -10,12 +10,12 @@ use clap::Args;
 use super::layers::Settings;
 use super::values::{
     HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, device_name, duration,
-    log_filter, rate,
+    log_filter, nic_pair, rate,
 };
 use crate::limits;
 use crate::node::TransportChoice;
 use crate::types::{NodeId, PolicyKind, RequesterId};
-use crate::verbs::PollMode;
+use crate::verbs::{NicPair, PollMode};
 
 /// What `kvrail serve` may be told.
 #[derive(Debug, Clone, Default, Args)]
@@ -139,11 +139,21 @@ pub struct ServeSettings {
     #[arg(long, value_name = "TRANSPORT")]
     pub transport: Option<TransportChoice>,
 
-    /// RDMA device, such as mlx5_0 (default: the first that works)
-    #[arg(long, value_name = "NAME", value_parser = device_name)]
-    pub rdma_device: Option<String>,
+    /// RDMA device, such as mlx5_0; repeat it, or separate several by commas (default: all of the fastest)
+    ///
+    /// The default takes every device that works and is as fast as the fastest one, and logs which it
+    /// left out and why. At most 8.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = device_name)]
+    pub rdma_device: Vec<String>,
 
-    /// Index of the GID that peers are told (default: RoCE v2 on IPv4 before other addresses)
+    /// Device of a peer that one of ours talks to, such as mlx5_0=mlx5_2; several by commas (default: by NUMA node)
+    ///
+    /// For networks where not every device reaches every other. Where both ends are told, the one that
+    /// connects decides; a peer without that device is paired as by default. The log shows the pairs.
+    #[arg(long, value_name = "OURS=THEIRS", value_delimiter = ',', value_parser = nic_pair)]
+    pub nic_pairs: Vec<NicPair>,
+
+    /// Index of the GID that peers are told, on each device (default: RoCE v2 on IPv4 before other addresses)
     #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u32).range(0..=255))]
     pub gid_index: Option<u32>,
 
@@ -203,6 +213,11 @@ pub struct ServeSettings {
     pub parent_death: Option<u32>,
 }
 
+/// The upper list, unless it was not given.
+fn given<T>(upper: Vec<T>, lower: Vec<T>) -> Vec<T> {
+    if upper.is_empty() { lower } else { upper }
+}
+
 impl Settings for ServeSettings {
     fn over(self, lower: Self) -> Self {
         Self {
@@ -211,7 +226,7 @@ impl Settings for ServeSettings {
             advertise: self.advertise.or(lower.advertise),
             socket: self.socket.or(lower.socket),
             socket_mode: self.socket_mode.or(lower.socket_mode),
-            pool: if self.pool.is_empty() { lower.pool } else { self.pool },
+            pool: given(self.pool, lower.pool),
             huge_pages: self.huge_pages.or(lower.huge_pages),
             lock: self.lock.or(lower.lock),
             capacity: self.capacity.or(lower.capacity),
@@ -226,7 +241,8 @@ impl Settings for ServeSettings {
             lease_margin: self.lease_margin.or(lower.lease_margin),
             transfer_timeout: self.transfer_timeout.or(lower.transfer_timeout),
             transport: self.transport.or(lower.transport),
-            rdma_device: self.rdma_device.or(lower.rdma_device),
+            rdma_device: given(self.rdma_device, lower.rdma_device),
+            nic_pairs: given(self.nic_pairs, lower.nic_pairs),
             gid_index: self.gid_index.or(lower.gid_index),
             poll: self.poll.or(lower.poll),
             streams: self.streams.or(lower.streams),

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::ConfigError;
+use crate::verbs::NicPair;
 
 const UNITS: [(&str, u64); 8] = [
     ("TiB", 1 << 40),
@@ -374,6 +375,13 @@ pub(super) fn device_name(text: &str) -> Result<String, String> {
         name if name.len() < 64 && name.chars().all(good) => Ok(name.to_owned()),
         _ => Err(format!("{text:?} is no name of an RDMA device; mlx5_0 would be one")),
     }
+}
+
+/// A device of ours and one of a peer.
+pub(super) fn nic_pair(text: &str) -> Result<NicPair, String> {
+    let refused = || format!("a pair is OURS=THEIRS, such as mlx5_0=mlx5_2; got {text:?}");
+    let (ours, theirs) = text.split_once('=').ok_or_else(refused)?;
+    Ok(NicPair { ours: device_name(ours)?, theirs: device_name(theirs)? })
 }
 
 /// A filter that `tracing-subscriber` takes.

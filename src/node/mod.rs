@@ -251,7 +251,7 @@ impl Inner {
         // A data thread that hangs is to be seen here, not waited for.
         let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
         let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
-        let stats = self.residency.store.stats();
+        let stats = self.residency.count().await;
         let announcer = self.announcer.state();
         let pools = self.residency.pools.iter().map(|pool| {
             let usage = pool.usage();

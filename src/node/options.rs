@@ -14,7 +14,7 @@ use crate::runtime::door::BindError;
 use crate::sim::fault::FaultSpec;
 use crate::store::StoreConfigError;
 use crate::types::{NodeId, RequesterId, WordError};
-use crate::verbs::{PollMode, VerbsError};
+use crate::verbs::{NicPair, PollMode, VerbsError};
 
 /// Where owners are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,9 +42,11 @@ pub struct NodeOptions {
     pub secret: Vec<u8>,
     /// Which fabric.
     pub transport: TransportChoice,
-    /// The RDMA device; the first that works where absent.
-    pub rdma_device: Option<String>,
-    /// The index of the GID to use; the best one where absent.
+    /// The RDMA devices; all that work and are as fast as the fastest where empty.
+    pub rdma_devices: Vec<String>,
+    /// Which device of a peer ours talk to; by NUMA node where empty.
+    pub nic_pairs: Vec<NicPair>,
+    /// The index of the GID to use on each; the best one where absent.
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
     pub poll: PollMode,

@@ -14,12 +14,15 @@ use crate::registry::{Fingerprint, Partition};
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
-use crate::store::{Evicted, Found, InsertError, Payload, Store};
+use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, EvictionRank, Extent, ResidentCause};
 
 /// Victims of one step of the reclaimer.
 const VICTIMS_PER_STEP: usize = 64;
+
+/// Slots of one step of a count: less than a tenth of a millisecond.
+const SLOTS_PER_STEP: u32 = 4_096;
 
 /// How long a requester or an engine holds back while this node is above its high watermark, and
 /// when it found no memory at all, milliseconds.
@@ -270,6 +273,16 @@ impl Residency {
 
     pub(super) fn evictions_since(&self, sequence: u64, max: usize) -> Vec<EvictedBlock> {
         lock(&self.evictions).since(sequence, max)
+    }
+
+    /// What is resident. Lets other tasks run now and then: the count looks at every slot.
+    pub(super) async fn count(&self) -> StoreStats {
+        let (mut stats, mut cursor) = (StoreStats::default(), Some(0));
+        while let Some(at) = cursor {
+            cursor = self.store.count(at, SLOTS_PER_STEP, &mut stats);
+            tokio::task::yield_now().await;
+        }
+        stats
     }
 
     pub(super) fn usage(&self) -> Usage {

@@ -71,7 +71,8 @@ impl Chosen {
         }
         let made = VerbsFabric::new(&VerbsConfig {
             listen: Some(options.listen),
-            device: options.rdma_device.clone(),
+            devices: options.rdma_devices.clone(),
+            pairs: options.nic_pairs.clone(),
             gid_index: options.gid_index,
             lanes: options.streams,
             poll: options.poll,

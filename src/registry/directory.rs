@@ -100,7 +100,7 @@ impl Directory {
         check_len("a heartbeat's digests", heartbeat.digests.len(), SHARDS)?;
         let lease = self.options.lease;
         let (owner, sole) = lock(&self.nodes).heartbeat(node, heartbeat, now, lease)?;
-        let number = owner.map_or(0, |owner| owner.get().into());
+        let number = owner.map_or(0, |owner| self.number(owner));
         let drifted = owner.map_or_else(Vec::new, |owner| {
             let differs = |told: &&super::PartitionDigest| {
                 let kept = self.shard(told.partition).map(|shard| lock(shard).digest(owner));
@@ -182,6 +182,12 @@ impl Directory {
         Ok(u32::try_from(removed).unwrap_or(u32::MAX))
     }
 
+    /// The number of a registration: with half of this start's epoch in it, so that a batch which was
+    /// meant for an earlier start is of no registration here.
+    fn number(&self, owner: OwnerRef) -> u64 {
+        (self.epoch.0 << 32) | u64::from(owner.get())
+    }
+
     fn hint(&self, hints: Vec<(OwnerRef, BlockKey)>) {
         if !hints.is_empty() {
             lock(&self.nodes).hint(hints);
@@ -194,7 +200,8 @@ impl Directory {
         now: Timestamp,
         change: impl FnOnce(&Sender) -> T,
     ) -> Result<T, RegistryError> {
-        let sender = lock(&self.nodes).sender(stamp, now)?;
+        let number = |owner| self.number(owner);
+        let sender = lock(&self.nodes).sender(stamp, now, number)?;
         let mut settled = lock(&sender.lane);
         if stamp.sequence <= (*settled).max(stamp.settled) {
             return Err(RegistryError::Late);

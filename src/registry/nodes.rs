@@ -156,13 +156,14 @@ impl NodeTable {
         &mut self,
         stamp: &Stamp,
         now: Timestamp,
+        number: impl Fn(OwnerRef) -> u64,
     ) -> Result<Sender, RegistryError> {
         let floor = self.floor(now);
         let slot = self.live_slot(stamp.node).ok_or(RegistryError::UnknownNode)?;
         if slot.identity.epoch > stamp.epoch {
             return Err(RegistryError::Superseded);
         }
-        let same = u64::from(slot.reference.get()) == stamp.registration;
+        let same = number(slot.reference) == stamp.registration;
         if slot.identity.epoch < stamp.epoch || !same {
             return Err(RegistryError::UnknownNode);
         }
@@ -263,7 +264,7 @@ mod tests {
             sequence: 1,
             settled: 0,
         };
-        table.sender(&stamp, now).is_ok()
+        table.sender(&stamp, now, |owner| owner.get().into()).is_ok()
     }
 
     const LEASE: Duration = Duration::from_secs(10);

@@ -8,17 +8,11 @@ use super::word::{State, Word};
 use crate::types::EvictionRank;
 
 impl Table {
-    pub(super) fn stats(&self) -> StoreStats {
-        let capacity = self.slots.count();
-        let mut stats = StoreStats {
-            capacity,
-            residents: 0,
-            pinned: 0,
-            bytes: 0,
-            by_rank: [0; _],
-            max_rank: None,
-        };
-        for (slot, entry) in (0..capacity).filter_map(|slot| Some((slot, self.at(slot)?))) {
+    /// Adds the residents in slots `from..to` to `stats`; whether there are slots beyond.
+    pub(super) fn count(&self, from: u32, to: u32, stats: &mut StoreStats) -> bool {
+        stats.capacity = self.slots.count();
+        let end = stats.capacity.min(to);
+        for (slot, entry) in (from..end).filter_map(|slot| Some((slot, self.at(slot)?))) {
             let Some((word, bytes)) = self.confirmed(slot, || entry.bytes()) else {
                 continue;
             };
@@ -30,16 +24,21 @@ impl Table {
                 *count += 1;
             }
         }
-        stats
+        end < stats.capacity
     }
 
     /// Views the residents in slots `from..to`; whether there are slots beyond.
     pub(super) fn view(&self, from: u32, to: u32, mut each: impl FnMut(ResidentView)) -> bool {
         let end = self.slots.count().min(to);
         for (slot, entry) in (from..end).filter_map(|slot| Some((slot, self.at(slot)?))) {
-            let count = || entry.requesters.count(&self.overflow);
-            let read = || (entry.key(), self.id(slot), entry.payload(), count());
-            if let Some((word, (key, id, payload, requesters))) = self.confirmed(slot, read) {
+            let read = || {
+                let id = self.id(slot);
+                let set = self.slots.requesters(slot);
+                let count = set.map_or(0, |set| set.count(id.generation.0, &self.overflow));
+                (entry.key(), id, self.slots.payload(slot), count)
+            };
+            let seen = self.confirmed(slot, read);
+            if let Some((word, (key, id, Some(payload), requesters))) = seen {
                 let (rank, pins) = (word.rank(), word.pins());
                 each(ResidentView { key, id, payload, rank, pins, requesters });
             }
@@ -59,7 +58,7 @@ impl Table {
         let mut listed = std::collections::BTreeMap::new();
         for rank in EvictionRank::all() {
             self.logs.entries(rank, &mut |slot, position| {
-                if self.at(slot).unwrap().word().is_at(position) {
+                if self.at(slot).is_some_and(|entry| entry.word().is_at(position)) {
                     assert_eq!(listed.insert(slot, rank), None, "slot {slot} is in two places");
                 }
             });
@@ -72,12 +71,17 @@ impl Table {
             if word.state() == State::Live {
                 let expected = (word.pins() == 0).then_some(word.rank());
                 assert_eq!(listed.get(&slot).copied(), expected, "the list of slot {slot}");
-                assert_eq!(self.locate(&entry.key()), Some((slot, word)));
+                assert_eq!(self.locate(&self.seek(&entry.key())), Some((slot, word)));
             } else {
                 assert_eq!(word, Word::FREE);
                 free += 1;
             }
         }
-        assert_eq!(self.free.count(), free, "slots that are free");
+        let pop = || self.free.pop(|slot| self.slots.free_link(slot));
+        let stack: Vec<u32> = std::iter::from_fn(pop).collect();
+        assert_eq!(stack.len(), free, "slots that are free");
+        for slot in stack.into_iter().rev() {
+            self.vacate(slot, self.at(slot).unwrap());
+        }
     }
 }

@@ -7,7 +7,8 @@
 //! to it. A ticket is never used twice, so an exchange that expects one cannot succeed late.
 
 use super::fault::{self, Fault};
-use crate::sync::{Cell, Shared};
+use crate::sync::{Apart, Cell, Shared};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const INDEX_BITS: u32 = if cfg!(any(test, shuttle)) { 4 } else { 10 };
 /// Threads that may evict or commit at the same time, stopped ones included. One more waits.
@@ -41,7 +42,15 @@ struct Claim {
 }
 
 #[derive(Debug)]
-pub(super) struct Claims(Box<[Claim]>);
+pub(super) struct Claims(Box<[Apart<Claim>]>);
+
+/// Threads that have taken a claim so far.
+static THREADS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// Where this thread looks first, so that it finds its last claim free again, and cached.
+    static START: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
+}
 
 /// A claim in the hands of its owner.
 #[derive(Debug)]
@@ -61,19 +70,19 @@ const DECISION_BITS: u32 = 8;
 
 impl Claims {
     pub(super) fn new() -> Self {
-        let claim = |_| Claim {
+        let claim = || Claim {
             taken: Cell::new(0),
             number: Cell::new(0),
             word: Cell::new(0),
             argument: Cell::new(0),
             verdict: Cell::new(0),
         };
-        Self((0..CLAIMS).map(claim).collect())
+        Self((0..CLAIMS).map(|_| Apart(claim())).collect())
     }
 
-    /// A claim that nobody uses, looked for from `start` on.
-    pub(super) fn take(&self, start: u64) -> Owned<'_> {
-        let mut at = start;
+    /// A claim that nobody uses.
+    pub(super) fn take(&self) -> Owned<'_> {
+        let mut at = START.with(|start| *start);
         loop {
             let index = at & (CLAIMS - 1);
             let claim = usize::try_from(index).ok().and_then(|index| self.0.get(index));
@@ -88,7 +97,7 @@ impl Claims {
     }
 
     fn at(&self, ticket: Ticket) -> Option<&Claim> {
-        self.0.get(usize::try_from(ticket.index).ok()?)
+        self.0.get(usize::try_from(ticket.index).ok()?).map(|claim| &claim.0)
     }
 
     /// What the ticket's claim says; to be believed where the slot's word holds the ticket after.

@@ -1,8 +1,9 @@
 //! Commits: de-duplication of the requester, rank step and unpin as one step, which takes several
 //! exchanges and is therefore announced by a ticket that anybody can bring to its end.
 
-use super::claims::Ticket;
+use super::claims::{Owned, Ticket};
 use super::fault::{self, Fault};
+use super::index::Index;
 use super::resident::{Committed, UnpinError};
 use super::table::{Recency, Step, Table};
 use super::word::{State, Word};
@@ -15,11 +16,11 @@ const FIRST: u8 = u8::MAX;
 impl Table {
     pub(super) fn commit(
         &self,
+        claim: &Owned<'_>,
         id: ResidentId,
         requester: RequesterIndex,
     ) -> Result<(Committed, Option<Step>), UnpinError> {
         let entry = self.at(id.slot).ok_or(UnpinError::Stale)?;
-        let claim = self.claims.take(u64::from(id.slot));
         loop {
             let word = self.resolve(id).ok_or(UnpinError::Stale)?;
             if word.pins() == 0 {
@@ -31,10 +32,6 @@ impl Table {
                 continue;
             }
             self.serve(id.slot, ticket);
-            // Who helped may have left the placement undone, and a commit that returned is done.
-            if !fault::is(Fault::CommitUnsettled) {
-                self.settled(id.slot);
-            }
             let decision = self.claims.decide(ticket, FIRST).unwrap_or(FIRST);
             if decision != FIRST {
                 let rank = EvictionRank::clamped(u32::from(decision));
@@ -54,8 +51,11 @@ impl Table {
         let mark = Word::ticket(State::Serving, ticket);
         let requester = RequesterIndex(u16::try_from(said.argument).unwrap_or(u16::MAX));
         let before = Word(said.word);
-        let generation = self.index.generation(slot);
-        let known = entry.requesters.answer(requester, &self.overflow);
+        let Some(requesters) = self.slots.requesters(slot) else {
+            return;
+        };
+        let generation = Index::generation(&self.slots, slot);
+        let known = requesters.answer(generation, requester, &self.overflow);
         if entry.word() != mark {
             return;
         }
@@ -71,15 +71,11 @@ impl Table {
             Some(FIRST) => {
                 let given = (requester, before.rank());
                 let current = || entry.word() == mark;
-                entry.requesters.record(generation, given, &self.overflow, current);
+                requesters.record(generation, given, &self.overflow, current);
                 self.after(unpinned, RankEvent::Served).0
             }
             Some(_) => unpinned,
         };
-        let next = Self::placing(before, next, Recency::Keep);
-        entry.replace(mark, next);
-        if next.state() == State::Placing {
-            self.place(slot, next);
-        }
+        self.complete(slot, mark, Self::placing(before, next, Recency::Keep));
     }
 }

@@ -12,8 +12,6 @@ pub(super) enum Fault {
     TicketRepeated,
     /// An operation returns once its placement is announced, and leaves the rest to others.
     PlacementLeft,
-    /// A commit returns where a helper took it over.
-    CommitUnsettled,
     /// Each helper of a commit decides for itself whether it is the first one.
     CommitUndecided,
     /// The search for a victim passes by what is under way.
@@ -28,6 +26,14 @@ pub(super) enum Fault {
     HeadUnchecked,
     /// Anybody takes a slot on that arrives, whether it is in its chain or not.
     ArrivalByAnybody,
+    /// An entry that a touch has appended, and may yet name, is taken for garbage.
+    TouchForgotten,
+    /// A last unpin appends first and announces nothing.
+    UnpinUnannounced,
+    /// What a search found is believed, though its chunk is the first one no more.
+    FoundUnchecked,
+    /// What was found to be garbage of one chunk is passed by in another.
+    SkipForeign,
 }
 
 #[cfg(not(test))]

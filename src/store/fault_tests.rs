@@ -5,6 +5,7 @@ use std::panic::catch_unwind;
 
 use super::StoreConfig;
 use super::fault::{self, Fault};
+use super::parked_tests::touch_amid_sweeps;
 use super::recorder::{Plan, Program, record};
 use crate::policy::Policy;
 
@@ -12,12 +13,12 @@ use crate::policy::Policy;
 /// chance.
 const HISTORIES: u64 = 500_000;
 
-const FAULTS: [Fault; 12] = [
+/// Faults that show in calls of any kind.
+const FAULTS: [Fault; 14] = [
     Fault::RaiseUncounted,
     Fault::GuardUnread,
     Fault::TicketRepeated,
     Fault::PlacementLeft,
-    Fault::CommitUnsettled,
     Fault::CommitUndecided,
     Fault::PendingSkipped,
     Fault::PlacedWhereMet,
@@ -25,17 +26,18 @@ const FAULTS: [Fault; 12] = [
     Fault::GenerationUnchecked,
     Fault::HeadUnchecked,
     Fault::ArrivalByAnybody,
+    Fault::UnpinUnannounced,
+    Fault::SkipForeign,
+    Fault::FoundUnchecked,
 ];
 
 /// The number of the first history that has no explanation.
 fn caught_at(fault: Fault) -> Option<u64> {
     fault::set(Some(fault));
     let caught = (0..HISTORIES).find(|&seed| {
+        let capacity = if seed.is_multiple_of(2) { 2 } else { 3 };
         let plan = Plan {
-            config: StoreConfig {
-                capacity: if seed.is_multiple_of(2) { 2 } else { 3 },
-                policy: Policy::default(),
-            },
+            config: StoreConfig { capacity, policy: Policy::default() },
             before: Program::Random(6),
             threads: vec![Program::Random(6); 3],
             seed,
@@ -49,6 +51,14 @@ fn caught_at(fault: Fault) -> Option<u64> {
     });
     fault::set(None);
     caught
+}
+
+/// This one shows where a thread stands still between two accesses for long.
+#[test]
+fn a_touch_that_the_sweep_forgets_is_missed() {
+    let fault = Some(Fault::TouchForgotten);
+    let stops = || (0..).take_while(|&access| touch_amid_sweeps(access, fault)).count();
+    assert!(catch_unwind(stops).is_err());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Finds a slot by its block key: chains of slots behind a fixed array of buckets, without a lock.
 //!
-//! The keys are in the slots. The index never grows, rehashes or leaves tombstones. Peers choose the
+//! Keys and links are in the slots. The index never grows, rehashes or leaves tombstones. Peers choose the
 //! keys, so the hash has a random seed.
 //!
 //! A link is one word: the next slot, a mark that says "this one's slot is leaving", and the
@@ -17,7 +17,8 @@ use std::hash::BuildHasher;
 use foldhash::fast::RandomState;
 
 use super::fault::{self, Fault};
-use crate::sync::{Cell, Shared, zeroed};
+use super::slots::Slots;
+use crate::sync::{Cell, Groups, Shared};
 use crate::types::BlockKey;
 
 const TARGET_BITS: u32 = 25;
@@ -32,7 +33,7 @@ const _: () = assert!(crate::limits::RESIDENTS_MAX as u64 <= TARGET_MASK);
 /// A chain and what its first link was.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
-    bucket: usize,
+    bucket: Bucket,
     link: u64,
 }
 
@@ -45,61 +46,64 @@ pub(super) enum Walk<R> {
 }
 
 pub(super) struct Index {
-    /// The first slot of each chain and a count of changes; a power of two of them.
-    buckets: Box<[Cell]>,
-    /// By slot: target, mark, own generation.
-    links: Box<[Cell]>,
+    /// The first slot of each chain and a count of changes; one per slot.
+    buckets: Groups<1>,
     hasher: RandomState,
 }
 
+/// A chain, by the key that belongs there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bucket(usize);
+
 impl Index {
     pub(super) fn new(capacity: u32) -> Self {
-        let buckets = (capacity as usize).next_power_of_two();
-        Self {
-            buckets: zeroed(buckets),
-            links: zeroed(capacity as usize),
-            hasher: RandomState::default(),
-        }
+        Self { buckets: Groups::zeroed(capacity as usize), hasher: RandomState::default() }
     }
 
-    fn bucket(&self, key: &BlockKey) -> usize {
-        let mask = self.buckets.len() as u64 - 1;
-        usize::try_from(self.hasher.hash_one(key) & mask).unwrap_or(0)
+    pub(super) fn bucket(&self, key: &BlockKey) -> Bucket {
+        // The upper half of the product: the hash as a fraction, times the number of buckets.
+        let product = u128::from(self.hasher.hash_one(key)) * self.buckets.count() as u128;
+        Bucket(usize::try_from(product >> u64::BITS).unwrap_or(0))
     }
 
-    fn link(&self, slot: u32) -> Option<&Cell> {
-        self.links.get(slot as usize)
+    fn head(&self, bucket: Bucket) -> Option<&Cell> {
+        self.buckets.get(bucket.0).map(|[head]| head)
+    }
+
+    /// The slot at the head of a chain, as of now.
+    pub(super) fn first(&self, bucket: Bucket) -> Option<u32> {
+        slot_of(self.head(bucket)?.get())
     }
 
     /// The tenancy of a slot, as of now.
-    pub(super) fn generation(&self, slot: u32) -> u32 {
-        self.link(slot).map_or(0, |link| generation_of(link.get()))
+    pub(super) fn generation(slots: &Slots, slot: u32) -> u32 {
+        slots.link(slot).map_or(0, |link| generation_of(link.get()))
     }
 
     /// Starts the next tenancy of a slot that the caller owns. 0 is left out, so that an id of zeros
     /// never matches.
-    pub(super) fn renew(&self, slot: u32) -> u32 {
-        let next = self.generation(slot).wrapping_add(1).max(1);
-        if let Some(link) = self.link(slot) {
+    pub(super) fn renew(slots: &Slots, slot: u32) -> u32 {
+        let next = Self::generation(slots, slot).wrapping_add(1).max(1);
+        if let Some(link) = slots.link(slot) {
             link.publish(u64::from(next) << GENERATION_AT | NIL);
         }
         next
     }
 
-    /// Shows the slots of the key's chain, each with the tenancy in which it was in the chain after
+    /// Shows the slots of a chain, each with the tenancy in which it was in the chain after
     /// the call began, until `visit` answers something. Takes out the ones that are marked.
     pub(super) fn walk<R>(
         &self,
-        key: &BlockKey,
+        slots: &Slots,
+        bucket: Bucket,
         mut visit: impl FnMut(u32, u32) -> Option<R>,
     ) -> Walk<R> {
-        let bucket = self.bucket(key);
         loop {
-            let Some(first) = self.buckets.get(bucket) else {
+            let Some(first) = self.head(bucket) else {
                 return Walk::End(Head { bucket, link: NIL });
             };
-            let head = first.get();
-            if let Some(walk) = self.walk_from(first, Head { bucket, link: head }, &mut visit) {
+            let head = Head { bucket, link: first.get() };
+            if let Some(walk) = Self::walk_from(slots, first, head, &mut visit) {
                 return walk;
             }
         }
@@ -107,17 +111,16 @@ impl Index {
 
     /// `None` where the chain changed underfoot.
     fn walk_from<R>(
-        &self,
+        slots: &Slots,
         first: &Cell,
-        head: Head,
+        mut head: Head,
         visit: &mut impl FnMut(u32, u32) -> Option<R>,
     ) -> Option<Walk<R>> {
         let (mut before, mut link) = (first, head.link);
-        let mut head = head;
         let mut at_head = true;
         loop {
             let slot = slot_of(link);
-            let Some((slot, cell)) = slot.and_then(|slot| Some((slot, self.link(slot)?))) else {
+            let Some((slot, cell)) = slot.and_then(|slot| Some((slot, slots.link(slot)?))) else {
                 return Some(Walk::End(head));
             };
             let next = cell.get();
@@ -145,23 +148,25 @@ impl Index {
 
     /// Puts a slot of the caller's at the head of a chain, unless the chain has a new head since it
     /// was walked.
-    pub(super) fn insert(&self, mut head: Head, slot: u32, generation: u32) -> bool {
-        if fault::is(Fault::HeadUnchecked)
-            && let Some(cell) = self.buckets.get(head.bucket)
-        {
+    pub(super) fn insert(
+        &self,
+        slots: &Slots,
+        mut head: Head,
+        (slot, tenancy): (u32, u32),
+    ) -> bool {
+        let (Some(cell), Some(own)) = (self.head(head.bucket), slots.link(slot)) else {
+            return false;
+        };
+        if fault::is(Fault::HeadUnchecked) {
             head.link = cell.get();
         }
-        let next = u64::from(generation) << GENERATION_AT | head.link & TARGET_MASK;
-        if let Some(link) = self.link(slot) {
-            link.publish(next);
-        }
-        let link = changed(head.link, u64::from(slot) + 1);
-        self.buckets.get(head.bucket).is_some_and(|cell| cell.replace(head.link, link))
+        own.publish(u64::from(tenancy) << GENERATION_AT | head.link & TARGET_MASK);
+        cell.replace(head.link, changed(head.link, u64::from(slot) + 1))
     }
 
-    /// Takes a slot of the caller's out of its key's chain.
-    pub(super) fn remove(&self, key: &BlockKey, slot: u32) {
-        let Some(cell) = self.link(slot) else {
+    /// Takes a slot of the caller's out of its chain.
+    pub(super) fn remove(&self, slots: &Slots, bucket: Bucket, slot: u32) {
+        let Some(cell) = slots.link(slot) else {
             return;
         };
         loop {
@@ -171,7 +176,7 @@ impl Index {
             }
         }
         // A walk to the end meets the slot if it is still there, and takes it out.
-        let _end: Walk<()> = self.walk(key, |_, _| None);
+        let _end: Walk<()> = self.walk(slots, bucket, |_, _| None);
     }
 }
 
@@ -190,7 +195,7 @@ fn changed(head: u64, target: u64) -> u64 {
 
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index").field("buckets", &self.buckets.len()).finish_non_exhaustive()
+        f.debug_struct("Index").field("buckets", &self.buckets.count()).finish_non_exhaustive()
     }
 }
 
@@ -204,31 +209,39 @@ mod tests {
         BlockKey { namespace: NamespaceId(1), hash: BlockHash::new(&number.to_le_bytes()).unwrap() }
     }
 
-    fn insert(index: &Index, slot: u32) {
-        let generation = index.renew(slot);
-        let Walk::End(head) = index.walk(&key(slot), |_, _| None::<()>) else {
-            panic!("nothing stops this walk");
+    #[test]
+    fn chains_lose_exactly_the_slot_that_leaves() {
+        let count = 300;
+        // One bucket, so that slots leave from the front, the middle and the end of a chain.
+        let (index, slots) = (Index::new(1), Slots::new(count));
+        let bucket = index.bucket(&key(7));
+        let insert = |slot| {
+            let tenancy = Index::renew(&slots, slot);
+            let Walk::End(head) = index.walk(&slots, bucket, |_, _| None::<()>) else {
+                panic!("nothing stops this walk");
+            };
+            assert!(index.insert(&slots, head, (slot, tenancy)));
         };
-        assert!(index.insert(head, slot, generation));
+        (0..count).for_each(insert);
+        let found = |slot| {
+            let walk = index.walk(&slots, bucket, |at, _| (at == slot).then_some(()));
+            matches!(walk, Walk::Stopped(()))
+        };
+        for gone in [299, 0, 150, 149, 298] {
+            assert!(found(gone));
+            index.remove(&slots, bucket, gone);
+            assert!(!found(gone));
+        }
+        assert_eq!((0..count).filter(|&slot| found(slot)).count(), 295);
+        insert(150);
+        assert!(found(150));
     }
 
     #[test]
-    fn chains_lose_exactly_the_slot_that_leaves() {
-        let slots = 300;
-        let mut index = Index::new(slots);
-        // One bucket, so that slots leave from the front, the middle and the end of a chain.
-        index.buckets = vec![Cell::new(NIL)].into_boxed_slice();
-        (0..slots).for_each(|slot| insert(&index, slot));
-        let found = |index: &Index, slot| {
-            matches!(index.walk(&key(slot), |at, _| (at == slot).then_some(())), Walk::Stopped(()))
-        };
-        for gone in [299, 0, 150, 149, 298] {
-            assert!(found(&index, gone));
-            index.remove(&key(gone), gone);
-            assert!(!found(&index, gone));
-        }
-        assert_eq!((0..slots).filter(|&slot| found(&index, slot)).count(), 295);
-        insert(&index, 150);
-        assert!(found(&index, 150));
+    fn keys_spread_over_all_buckets() {
+        let index = Index::new(100);
+        let mut counts = [0_u32; 100];
+        (0..10_000).for_each(|number| counts[index.bucket(&key(number)).0] += 1);
+        assert!(counts.iter().all(|count| (40..200).contains(count)), "{counts:?}");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use super::fault::{self, Fault};
 use super::oracle::{key, payload};
 use super::{Origin, Store, StoreConfig};
 use crate::event::Discard;
@@ -140,6 +141,43 @@ fn stop_at(operation: Operation, access: u32, name: &str) -> bool {
     }
     assert_eq!(store.evict_batch(usize::MAX, &mut Vec::new()), 10, "{name}, {access}");
     stands.is_ok()
+}
+
+/// Stops touches of one block at an access, lets another thread touch other blocks until the sweep has
+/// come round several times, and looks, once the touches went on, whether every block is in its list.
+/// Whether there was an access with this number.
+pub(super) fn touch_amid_sweeps(access: u32, fault: Option<Fault>) -> bool {
+    let config = StoreConfig { capacity: 10, policy: Policy::default() };
+    let store = &Store::new(config, Arc::new(Discard)).unwrap();
+    (0..BLOCKS).for_each(|number| insert(store, number, false));
+    let ((parked, is_parked), (resume, resumed)) = (channel(), channel());
+    let touch = |number| store.hit_batch(&[key(number)], false, &mut Vec::new());
+    let stands = thread::scope(|scope| {
+        let stopped = scope.spawn(move || {
+            fault::set(fault);
+            park_at(access, parked, resumed);
+            (0..6).for_each(|_| touch(1));
+            park_at(u32::MAX, channel().0, channel().1);
+        });
+        let stands = is_parked.recv_timeout(DEADLINE).is_ok();
+        let others = scope.spawn(move || {
+            fault::set(fault);
+            (0..40).for_each(|round| touch(2 + round % 4));
+        });
+        others.join().unwrap();
+        drop(resume);
+        stopped.join().unwrap();
+        stands
+    });
+    store.table.check();
+    assert_eq!(store.evict_batch(usize::MAX, &mut Vec::new()), usize::from(BLOCKS));
+    stands
+}
+
+#[test]
+fn what_a_stopped_touch_has_appended_is_not_swept_away() {
+    let accesses = (0..).take_while(|&access| touch_amid_sweeps(access, None)).count();
+    assert!(accesses > 100, "{accesses}");
 }
 
 #[test]

@@ -8,10 +8,11 @@ use super::oracle::{key, payload};
 use super::subject::RankSum;
 use super::{Committed, Found, Origin, Payload, Store, StoreConfig};
 use crate::policy::Policy;
-use crate::sync::set_interference;
+use crate::sync::{set_interference, suspend};
 use crate::types::{BlockKey, Extent, PolicyKind, PoolId, RequesterIndex, ResidentCause};
 
-/// Steps of each thread; another number with `KVRAIL_STRESS_STEPS` in the environment of the build.
+/// Steps of each thread; another number with `KVRAIL_STRESS_STEPS` in the environment of the build (a
+/// million take one to two minutes for each policy).
 const STEPS: u64 = match option_env!("KVRAIL_STRESS_STEPS") {
     Some(text) => match u64::from_str_radix(text, 10) {
         Ok(number) => number,
@@ -59,6 +60,36 @@ fn invariant_7_holds_where_threads_race_to_commit() {
         assert_eq!(ranks, [1, 2]);
         assert_eq!(store.lookup(&key(0)).unwrap().rank.get(), 3);
         assert_eq!(store.stats().pinned, 0);
+    }
+}
+
+/// More than there are processors on the machines that run this.
+const THREADS: usize = 6;
+
+/// Who suspends itself until the others have got on, which they do only if nobody waits for it.
+#[derive(Default)]
+struct Suspensions {
+    /// Steps of all threads.
+    steps: AtomicU64,
+    /// Threads that stand still, or are done.
+    still: AtomicUsize,
+    count: AtomicUsize,
+}
+
+impl Suspensions {
+    fn suspend(&self) {
+        let goal = self.steps.load(Ordering::Relaxed) + 50;
+        let others = self.still.fetch_add(1, Ordering::Relaxed);
+        // The last one that goes has nobody to wait for.
+        if others + 1 < THREADS {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            while self.steps.load(Ordering::Relaxed) < goal
+                && self.still.load(Ordering::Relaxed) < THREADS
+            {
+                thread::yield_now();
+            }
+        }
+        self.still.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -181,23 +212,31 @@ fn stress(kind: PolicyKind) {
         serials: AtomicU64::new(1),
         checked: AtomicUsize::new(0),
     };
+    let suspensions = Arc::new(Suspensions::default());
     thread::scope(|scope| {
-        for seed in 1..=5 {
-            let (store, memory) = (&store, &memory);
+        for seed in (1..).take(THREADS) {
+            let (store, memory, suspensions) = (&store, &memory, suspensions.clone());
             scope.spawn(move || {
                 let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed);
                 let pins = Vec::new();
                 let mut worker = Worker { store, memory, random, pins };
                 set_interference(random);
+                suspend({
+                    let suspensions = suspensions.clone();
+                    move || suspensions.suspend()
+                });
                 for _ in 0..STEPS {
                     worker.step();
+                    suspensions.steps.fetch_add(1, Ordering::Relaxed);
                 }
                 while !worker.pins.is_empty() {
                     worker.release(0);
                 }
+                suspensions.still.fetch_add(1, Ordering::Relaxed);
             });
         }
     });
+    assert!(suspensions.count.load(Ordering::Relaxed) > 100);
     assert!(memory.checked.load(Ordering::Relaxed) > 1_000);
     store.table.check();
     sum.assert_explains(&store);

@@ -6,14 +6,16 @@
 
 use std::fmt;
 
+use arrayvec::ArrayVec;
+
 use super::claims::Claims;
 use super::fault::{self, Fault};
 use super::free::FreeStack;
-use super::index::{Index, Walk};
-use super::log::{Logs, Worth};
+use super::index::{Bucket, Index, Walk};
+use super::log::{Logs, Placed, Worth};
 use super::requesters::Overflow;
 use super::resident::{Found, InsertError, Payload, PinError, StoreConfig, UnpinError};
-use super::slots::{Slot, Slots};
+use super::slots::{KeyWords, Slot, Slots};
 use super::victims::Guard;
 use super::word::{Flag, State, Word};
 use crate::policy::{Origin, Policy, RankEvent};
@@ -35,6 +37,16 @@ pub(super) enum Recency {
     Keep,
 }
 
+/// A key on its way through an operation: in the slots' form, and with its chain.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sought {
+    words: KeyWords,
+    bucket: Bucket,
+}
+
+/// Members of a batch that are prepared together.
+const GROUP: usize = 16;
+
 pub(super) struct Table {
     pub(super) policy: Policy,
     pub(super) slots: Slots,
@@ -52,7 +64,7 @@ impl Table {
         Self {
             policy: config.policy,
             slots: Slots::new(config.capacity),
-            free: FreeStack::full(config.capacity),
+            free: FreeStack::full(),
             index: Index::new(config.capacity),
             logs: Logs::new(config.capacity, config.policy.kind == PolicyKind::Aged),
             claims: Claims::new(),
@@ -66,12 +78,16 @@ impl Table {
     }
 
     pub(super) fn id(&self, slot: u32) -> ResidentId {
-        ResidentId { slot, generation: Generation(self.index.generation(slot)) }
+        ResidentId { slot, generation: Generation(Index::generation(&self.slots, slot)) }
+    }
+
+    pub(super) fn seek(&self, key: &BlockKey) -> Sought {
+        Sought { words: KeyWords::of(key), bucket: self.index.bucket(key) }
     }
 
     /// What is in a slot; true where the word is `word` before and after.
     fn found(&self, slot: u32, word: Word) -> Option<Found> {
-        let payload = self.at(slot)?.payload();
+        let payload = self.slots.payload(slot)?;
         Some(Found { id: self.id(slot), payload, rank: word.rank() })
     }
 
@@ -92,31 +108,45 @@ impl Table {
         }
     }
 
-    /// Finishes a placement. Whoever does it appends anew: at an entry that it came across, the
-    /// resident would be at an old place.
+    /// Finishes a placement.
     pub(super) fn place(&self, slot: u32, word: Word) {
-        let Some(entry) = self.at(slot).filter(|entry| entry.word() == word) else {
+        self.complete(slot, word, word);
+    }
+
+    /// Takes what `announced` says to its end, which is `next`, placed where it is to be placed.
+    /// Whoever does it appends anew: at an entry that it came across, the resident would be at an old
+    /// place.
+    pub(super) fn complete(&self, slot: u32, announced: Word, next: Word) {
+        let Some(entry) = self.at(slot).filter(|entry| entry.word() == announced) else {
             return;
         };
-        let rank = word.rank();
-        let position = self.logs.append(rank, slot, &|slot, position| self.worth(slot, position));
+        if next.state() != State::Placing {
+            entry.replace(announced, next);
+            return;
+        }
+        let rank = next.rank();
+        let position = self.logs.append(rank, slot, &|placed| self.worth(placed));
         if rank > EvictionRank::FIRST {
             self.guard.raise(rank);
         }
-        entry.replace(word, word.placed_at(position));
+        entry.replace(announced, next.placed_at(position));
     }
 
     /// What an entry is worth, without a helping hand.
-    fn worth(&self, slot: u32, position: u64) -> Worth {
-        match self.at(slot).map(Slot::word) {
-            Some(word) if word.is_at(position) => Worth::Counts(word),
+    fn worth(&self, placed: Placed) -> Worth {
+        match self.at(placed.slot).map(Slot::word) {
+            Some(word) if word.is_at(placed.position) => Worth::Counts(word),
             Some(word) if word.is_pending() => Worth::Undecided,
+            Some(word) if word.is_before(placed.rank, placed.position) => {
+                if fault::is(Fault::TouchForgotten) { Worth::Garbage } else { Worth::Undecided }
+            }
             _ => Worth::Garbage,
         }
     }
 
-    /// What an entry is worth once nothing is under way.
-    pub(super) fn settled_worth(&self, slot: u32, position: u64) -> Worth {
+    /// What an entry is worth once nothing that was announced is under way.
+    pub(super) fn settled_worth(&self, placed: Placed) -> Worth {
+        let Placed { slot, position, .. } = placed;
         if fault::is(Fault::PendingSkipped)
             && self.at(slot).is_some_and(|it| it.word().is_pending())
         {
@@ -129,15 +159,15 @@ impl Table {
         {
             entry.replace(word, word.placed_at(position));
         }
-        let word = self.settled(slot);
-        if word.is_at(position) { Worth::Counts(word) } else { Worth::Garbage }
+        self.settled(slot);
+        self.worth(placed)
     }
 
-    /// The slot of `key` and its word, or the chain that lacks it.
-    fn find(&self, key: &BlockKey) -> Walk<(u32, Word)> {
-        self.index.walk(key, |slot, generation| {
+    /// The slot of a key and its word, or the chain that lacks it.
+    fn find(&self, key: &Sought) -> Walk<(u32, Word)> {
+        self.index.walk(&self.slots, key.bucket, |slot, generation| {
             let entry = self.at(slot)?;
-            if !entry.holds(key) {
+            if !entry.holds(&key.words) {
                 return None;
             }
             loop {
@@ -148,7 +178,7 @@ impl Table {
                     }
                     // The key is read between two looks at one word, which no other tenancy has.
                     State::Live => {
-                        let held = entry.holds(key);
+                        let held = entry.holds(&key.words);
                         if entry.word() == word {
                             return held.then_some((slot, word));
                         }
@@ -159,7 +189,7 @@ impl Table {
         })
     }
 
-    pub(super) fn locate(&self, key: &BlockKey) -> Option<(u32, Word)> {
+    pub(super) fn locate(&self, key: &Sought) -> Option<(u32, Word)> {
         match self.find(key) {
             Walk::Stopped(found) => Some(found),
             Walk::End(_) => None,
@@ -196,7 +226,8 @@ impl Table {
 
     /// The word of the resident that `id` means, if that is still here.
     pub(super) fn resolve(&self, id: ResidentId) -> Option<Word> {
-        let (word, generation) = self.confirmed(id.slot, || self.index.generation(id.slot))?;
+        let (word, generation) =
+            self.confirmed(id.slot, || Index::generation(&self.slots, id.slot))?;
         let same = generation == id.generation.0 || fault::is(Fault::GenerationUnchecked);
         same.then_some(word)
     }
@@ -213,6 +244,12 @@ impl Table {
 
     /// Exchanges a live word and brings the lists in step; whether it was still that word.
     fn change(&self, slot: u32, before: Word, next: Word, recency: Recency) -> bool {
+        let stays = before.pins() == 0 && next.pins() == 0 && before.rank() == next.rank();
+        let touch = stays && recency == Recency::Touch;
+        let unpin = fault::is(Fault::UnpinUnannounced) && before.pins() > 0 && next.pins() == 0;
+        if touch || unpin {
+            return self.touch(slot, before, next);
+        }
         let next = Self::placing(before, next, recency);
         if next == before {
             return true;
@@ -222,6 +259,15 @@ impl Table {
             self.place(slot, next);
         }
         changed
+    }
+
+    /// Exchanges the word of a resident that becomes the newest of the list that it is in. Nobody can
+    /// tell where it was in that list before it does; so it is appended first, and needs no
+    /// announcement. If the word has changed meanwhile, the entry is garbage.
+    fn touch(&self, slot: u32, before: Word, next: Word) -> bool {
+        let position = self.logs.append(next.rank(), slot, &|placed| self.worth(placed));
+        let next = next.placed_at(position);
+        self.at(slot).is_some_and(|entry| entry.replace(before, next))
     }
 
     /// The word after `event`, with the step that it made.
@@ -243,12 +289,13 @@ impl Table {
         origin: Origin,
         pinned: bool,
     ) -> Result<Found, InsertError> {
-        if let Some(found) = self.lookup(key) {
+        let key = self.seek(key);
+        if let Some(found) = self.lookup(&key) {
             return Err(InsertError::AlreadyResident(found));
         }
-        let slot = self.free.pop().ok_or(InsertError::Full)?;
+        let slot = self.free.pop(|slot| self.slots.free_link(slot)).ok_or(InsertError::Full)?;
         let entry = self.at(slot).ok_or(InsertError::Full)?;
-        let generation = self.index.renew(slot);
+        let generation = Index::renew(&self.slots, slot);
         let mut word = Word::arriving(generation, self.policy.initial(origin));
         if matches!(origin, Origin::Fetched { .. }) {
             word = word.with(Flag::Fetched);
@@ -256,25 +303,23 @@ impl Table {
         if pinned {
             word = word.pinned().unwrap_or(word);
         }
-        entry.fill(key, payload);
-        entry.requesters.clear(generation, &self.overflow);
+        self.slots.fill(slot, &key.words, payload);
         entry.set(word);
         loop {
-            match self.find(key) {
+            match self.find(&key) {
                 Walk::Stopped((other, word)) => {
                     // Read before the word is seen again, or it may be of another tenancy.
                     let found = self.found(other, word);
                     if self.at(other).is_none_or(|entry| entry.word() != word) {
                         continue;
                     }
-                    entry.set(Word::FREE);
-                    self.free.push(slot);
+                    self.vacate(slot, entry);
                     return found.map_or(Err(InsertError::Full), |found| {
                         Err(InsertError::AlreadyResident(found))
                     });
                 }
                 Walk::End(head) => {
-                    if self.index.insert(head, slot, generation) {
+                    if self.index.insert(&self.slots, head, (slot, generation)) {
                         break;
                     }
                 }
@@ -285,7 +330,55 @@ impl Table {
         Ok(Found { id, payload, rank: word.rank() })
     }
 
-    pub(super) fn lookup(&self, key: &BlockKey) -> Option<Found> {
+    /// Gives a slot of the caller's back, which is in no chain.
+    pub(super) fn vacate(&self, slot: u32, entry: Slot<'_>) {
+        entry.set(Word::FREE);
+        if let Some(below) = self.slots.free_link(slot) {
+            self.free.push(slot, below);
+        }
+    }
+
+    /// Does something for each of `keys`, whose cache misses overlap within a group.
+    pub(super) fn each<'k>(
+        &self,
+        mut keys: impl ExactSizeIterator<Item = &'k BlockKey>,
+        mut each: impl FnMut(&Sought),
+    ) {
+        if keys.len() == 1 {
+            return keys.for_each(|key| each(&self.seek(key)));
+        }
+        let mut group: ArrayVec<Sought, GROUP> = ArrayVec::new();
+        while keys.len() > 0 {
+            group.clear();
+            keys.by_ref().take(GROUP).for_each(|key| group.push(self.seek(key)));
+            let first = |key: &Sought| self.index.first(key.bucket);
+            let slots: ArrayVec<u32, GROUP> = group.iter().filter_map(first).collect();
+            for slot in slots {
+                self.slots.warm(slot);
+                self.slots.warm_payload(slot);
+            }
+            group.iter().for_each(&mut each);
+        }
+    }
+
+    /// Does something for each of `ids`. `warm` reads what that needs, so that the cache misses of a
+    /// group overlap.
+    pub(super) fn each_id<'k>(
+        mut ids: impl ExactSizeIterator<Item = &'k ResidentId>,
+        warm: impl Fn(u32),
+        mut each: impl FnMut(ResidentId),
+    ) {
+        if ids.len() == 1 {
+            return ids.for_each(|id| each(*id));
+        }
+        while ids.len() > 0 {
+            let group: ArrayVec<ResidentId, GROUP> = ids.by_ref().take(GROUP).copied().collect();
+            group.iter().for_each(|id| warm(id.slot));
+            group.iter().for_each(|id| each(*id));
+        }
+    }
+
+    pub(super) fn lookup(&self, key: &Sought) -> Option<Found> {
         loop {
             let (slot, word) = self.locate(key)?;
             let found = self.found(slot, word);
@@ -295,7 +388,7 @@ impl Table {
         }
     }
 
-    pub(super) fn pin(&self, key: &BlockKey) -> Result<Found, PinError> {
+    pub(super) fn pin(&self, key: &Sought) -> Result<Found, PinError> {
         loop {
             let (slot, word) = self.locate(key).ok_or(PinError::NotFound)?;
             let next = word.pinned().ok_or(PinError::TooManyPins)?;
@@ -306,7 +399,7 @@ impl Table {
         }
     }
 
-    pub(super) fn hit(&self, key: &BlockKey, pin: bool) -> Result<(Found, Step), PinError> {
+    pub(super) fn hit(&self, key: &Sought, pin: bool) -> Result<(Found, Step), PinError> {
         loop {
             let (slot, word) = self.locate(key).ok_or(PinError::NotFound)?;
             let (mut next, step) = self.after(word, RankEvent::LocalHit);
@@ -332,7 +425,7 @@ impl Table {
 
     /// A block that was about to be stored was found here, and one replica fewer exists than its
     /// rank expected.
-    pub(super) fn recover(&self, key: &BlockKey) -> Option<(Found, Step)> {
+    pub(super) fn recover(&self, key: &Sought) -> Option<(Found, Step)> {
         loop {
             let (slot, word) = self.locate(key)?;
             let (next, step) = self.after(word, RankEvent::AlreadyResident);
@@ -344,7 +437,7 @@ impl Table {
     }
 
     /// Some(None) where it was counted before.
-    pub(super) fn finished_sending(&self, key: &BlockKey) -> Option<Option<Step>> {
+    pub(super) fn finished_sending(&self, key: &Sought) -> Option<Option<Step>> {
         loop {
             let (slot, word) = self.locate(key)?;
             if word.has(Flag::Finished) {
@@ -358,7 +451,7 @@ impl Table {
     }
 
     /// Some(None) where the hint does not apply.
-    pub(super) fn owner_hint(&self, key: &BlockKey, owners: u32) -> Option<Option<Step>> {
+    pub(super) fn owner_hint(&self, key: &Sought, owners: u32) -> Option<Option<Step>> {
         loop {
             let (slot, word) = self.locate(key)?;
             let (fetched, marked) = (word.has(Flag::Fetched), word.has(Flag::Marked));

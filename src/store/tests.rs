@@ -263,6 +263,11 @@ fn statistics_and_the_list_agree() {
     assert_eq!((stats.capacity, stats.residents, stats.pinned), (3, 3, 1));
     assert_eq!((stats.by_rank[1], stats.by_rank[2]), (2, 1));
     assert_eq!(stats.max_rank, Some(rank(2)));
+    let (mut counted, mut cursor) = (StoreStats::default(), Some(0));
+    while let Some(at) = cursor {
+        cursor = store.count(at, 2, &mut counted);
+    }
+    assert_eq!(counted, stats, "in steps");
     let mut views = Vec::new();
     assert_eq!(store.list(0, 2, &mut views), Some(2));
     assert_eq!(store.list(2, 2, &mut views), None);

@@ -3,40 +3,42 @@
 
 use arrayvec::ArrayVec;
 
-use super::claims::Ticket;
+use super::claims::{Owned, Ticket};
 use super::fault::{self, Fault};
-use super::log::Oldest;
+use super::log::{Oldest, Placed};
 use super::resident::Evicted;
 use super::slots::Slot;
 use super::table::Table;
 use super::word::{State, Word};
 use crate::limits;
 use crate::policy::ListHead;
-use crate::sync::{Cell, Shared};
+use crate::sync::{Apart, Cell, Shared};
 use crate::types::{EvictionRank, PolicyKind};
 
 /// The ranks that ever had a list, one bit each, and above them the count of raises.
 #[derive(Debug)]
-pub(super) struct Guard(Cell);
+pub(super) struct Guard(Apart<Cell>);
 
 /// One raise.
 const RAISE: u64 = 1 << 32;
 
 impl Guard {
     pub(super) fn new() -> Self {
-        Self(Cell::new(1 << EvictionRank::FIRST.get()))
+        Self(Apart(Cell::new(1 << EvictionRank::FIRST.get())))
     }
 
     /// Says that a list other than the lowest got a member, so that no victim is taken by who has
     /// not seen it.
     pub(super) fn raise(&self, rank: EvictionRank) {
-        loop {
-            let guard = self.0.get();
-            let count = if fault::is(Fault::RaiseUncounted) { 0 } else { RAISE };
-            let next = guard.wrapping_add(count) | 1 << rank.get();
-            if self.0.replace(guard, next) {
-                return;
-            }
+        let count = if fault::is(Fault::RaiseUncounted) { 0 } else { RAISE };
+        let mut guard = self.0.get();
+        // A rank that is there stays there, and then the count, at the top, is all that changes.
+        if guard >> rank.get() & 1 != 0 {
+            self.0.add(count);
+            return;
+        }
+        while !self.0.replace(guard, guard.wrapping_add(count) | 1 << rank.get()) {
+            guard = self.0.get();
         }
     }
 }
@@ -44,7 +46,7 @@ impl Guard {
 impl Table {
     /// The policy's victim, as the lists are while `guard` holds.
     fn victim(&self, guard: u64) -> Option<Oldest> {
-        let worth = |slot, position| self.settled_worth(slot, position);
+        let worth = |placed| self.settled_worth(placed);
         let ranks = EvictionRank::all().rev().filter(|rank| guard >> rank.get() & 1 != 0);
         let oldest = |rank| Some((rank, self.logs.oldest(rank, &worth)?));
         let mut heads: ArrayVec<(EvictionRank, Oldest), { limits::RANK_MAX as usize }> =
@@ -57,8 +59,26 @@ impl Table {
         heads.into_iter().find_map(|(rank, oldest)| (rank == chosen).then_some(oldest))
     }
 
-    pub(super) fn evict(&self) -> Option<Evicted> {
-        let claim = self.claims.take(0);
+    /// Reads what the next victims of a list need, and no more, so that their cache misses overlap: in
+    /// an old list slots are in no order that a processor could foresee. Goes a chunk of the log ahead;
+    /// `warmed` and the answer say which chunk was the first one then.
+    pub(super) fn warm_victims(&self, rank: EvictionRank, warmed: Option<u64>) -> Option<u64> {
+        if warmed.is_some() && warmed == self.logs.head(rank) {
+            return warmed;
+        }
+        let (link, placed) = self.logs.upcoming(rank, warmed.is_none())?;
+        placed.iter().for_each(|placed| self.slots.warm(placed.slot));
+        for Placed { slot, position, .. } in placed {
+            if let Some(entry) = self.at(slot).filter(|entry| entry.word().is_at(position)) {
+                self.slots.warm_payload(slot);
+                self.slots.warm_requesters(slot);
+                self.index.first(self.index.bucket(&entry.key()));
+            }
+        }
+        Some(link)
+    }
+
+    pub(super) fn evict(&self, claim: &Owned<'_>) -> Option<Evicted> {
         loop {
             let guard = self.guard.0.get();
             let Some(oldest) = self.victim(guard) else {
@@ -74,7 +94,7 @@ impl Table {
             }
             self.judge(oldest.slot, ticket);
             if entry.word() == Word::ticket(State::Evicted, ticket) {
-                return Some(self.take_out(entry, oldest));
+                return self.take_out(entry, oldest);
             }
         }
     }
@@ -99,14 +119,13 @@ impl Table {
     }
 
     /// Empties the slot of a victim whose ticket the caller holds.
-    fn take_out(&self, entry: Slot<'_>, victim: Oldest) -> Evicted {
+    fn take_out(&self, entry: Slot<'_>, victim: Oldest) -> Option<Evicted> {
         let Oldest { slot, word, .. } = victim;
-        let (key, payload) = (entry.key(), entry.payload());
+        let (key, payload) = (entry.key(), self.slots.payload(slot)?);
         let evicted = Evicted { key, id: self.id(slot), payload, rank: word.rank() };
-        self.index.remove(&key, slot);
-        entry.requesters.release(&self.overflow);
-        entry.set(Word::FREE);
-        self.free.push(slot);
-        evicted
+        self.index.remove(&self.slots, self.index.bucket(&key), slot);
+        self.slots.requesters(slot)?.release(&self.overflow);
+        self.vacate(slot, entry);
+        Some(evicted)
     }
 }

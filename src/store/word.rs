@@ -121,6 +121,19 @@ impl Word {
             && self.0 >> TAG_AT == position
     }
 
+    /// Whether this is a word of a resident in the log of `rank`, at a place before `position`: one
+    /// that a touch which has appended there may still exchange. Positions come round, so "before" is
+    /// the shorter way. (2^38 of them are three days at a million placements a second; so long a
+    /// resident would have to lie untouched, to be missed by a sweep within its next touch.)
+    pub(super) fn is_before(self, rank: EvictionRank, position: u64) -> bool {
+        let ahead = position.wrapping_sub(self.0 >> TAG_AT) & ((1 << TAG_BITS) - 1);
+        self.state() == State::Live
+            && self.pins() == 0
+            && !self.has(Flag::Fresh)
+            && self.rank() == rank
+            && ahead >> (TAG_BITS - 1) == 0
+    }
+
     /// Whether somebody's operation on it is under way, which anybody may finish.
     pub(super) fn is_pending(self) -> bool {
         matches!(self.state(), State::Placing | State::Serving | State::Claimed)
@@ -192,6 +205,9 @@ mod tests {
         let position = (1 << TAG_BITS) - 1;
         let placed = Word::FREE.with_rank(EvictionRank::LAST).placed_at(position);
         assert!(placed.is_at(position) && !placed.is_at(position - 1));
+        assert!(placed.is_before(EvictionRank::LAST, 0), "positions come round");
+        assert!(!placed.is_before(EvictionRank::LAST, position - 1));
+        assert!(!placed.is_before(EvictionRank::FIRST, 0), "another log");
         assert!(!placed.pinned().unwrap().is_at(position), "pinned: in no list");
         assert!(!placed.with(Flag::Fresh).is_at(position), "a generation is no position");
         assert_eq!((placed.rank(), placed.generation()), (EvictionRank::LAST, None));

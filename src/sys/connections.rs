@@ -29,6 +29,9 @@ impl Broken {
     /// This side broke it.
     pub const REQUESTED: Self =
         Self { reason: CloseReason::Requested, first: CompletionStatus::Flushed };
+    /// A NIC of this side cannot carry it any more.
+    pub const NIC_LOST: Self =
+        Self { reason: CloseReason::NicLost, first: CompletionStatus::Flushed };
     /// This side has no objects or memory for it.
     pub const EXHAUSTED: Self =
         Self { reason: CloseReason::Exhausted, first: CompletionStatus::Flushed };

@@ -126,6 +126,12 @@ impl BlockHash {
         Self { bytes: own, len: len.clamp(1, LEN_MAX) }
     }
 
+    /// The bytes that were given, and zeros up to the full width.
+    #[must_use]
+    pub fn full_width(&self) -> &[u8; limits::HASH_BYTES_MAX] {
+        &self.bytes
+    }
+
     /// The bytes that were given.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {

@@ -13,13 +13,14 @@ use crate::memory::Mapping;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::ibv_mr;
 
-/// A registration of a whole mapping. Ended when dropped.
+/// A registration of a mapping, or of a part of it. Ended when dropped.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     lkey: u32,
     rkey: u32,
     address: u64,
+    len: u64,
     domain: Arc<ProtectionDomain>,
     /// `None` only inside `drop`.
     memory: Option<Arc<Mapping>>,
@@ -35,25 +36,27 @@ impl MemoryRegion {
     /// where `access` says so, and may never write.
     ///
     /// # Errors
-    /// [`VerbsError::Incapable`] for a mapping longer than the device registers at once, else
-    /// [`VerbsError::Call`].
+    /// [`VerbsError::Call`], also for a mapping longer than the device registers at once.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         memory: Arc<Mapping>,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        let context = domain.context();
         let len = memory.len();
-        let limit = context.limits()?.mr_bytes;
-        if len > limit {
-            return Err(VerbsError::Incapable {
-                device: context.name().to_owned(),
-                lack: format!(
-                    "registers at most {limit} bytes at once, the pool has {len}: use several \
-                     smaller pools"
-                ),
-            });
-        }
+        Self::part(domain, memory, (0, len), access)
+    }
+
+    /// Registers `len` bytes at `offset` of a mapping, as [`Self::new`] registers all of it.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and [`VerbsError::Call`] for bytes outside the mapping.
+    pub fn part(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<Mapping>,
+        (offset, len): (u64, u64),
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        let context = domain.context();
         let refused = |source| {
             let call = format!("ibv_reg_mr of {len} bytes (memlock limit {})", memlock());
             context.error(
@@ -63,7 +66,8 @@ impl MemoryRegion {
                  CAP_IPC_LOCK",
             )
         };
-        let pointer = memory.pointer(0, len).map_err(|error| refused(io::Error::other(error)))?;
+        let pointer =
+            memory.pointer(offset, len).map_err(|error| refused(io::Error::other(error)))?;
         let bytes = usize::try_from(len).map_err(|error| refused(io::Error::other(error)))?;
         let flags = match access {
             Access::Local => c::IBV_ACCESS_LOCAL_WRITE,
@@ -81,7 +85,8 @@ impl MemoryRegion {
         let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
         let address = u64::try_from(pointer.as_ptr().addr())
             .map_err(|error| refused(io::Error::other(error)))?;
-        Ok(Self { raw, lkey, rkey, address, domain: Arc::clone(domain), memory: Some(memory) })
+        let (domain, memory) = (Arc::clone(domain), Some(memory));
+        Ok(Self { raw, lkey, rkey, address, len, domain, memory })
     }
 
     /// The key of local work requests.
@@ -105,7 +110,7 @@ impl MemoryRegion {
     /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.len())
+        self.len
     }
 
     /// Whether it has no byte.
@@ -114,7 +119,7 @@ impl MemoryRegion {
         self.len() == 0
     }
 
-    /// Its memory.
+    /// The mapping, all of it.
     #[must_use]
     pub fn memory(&self) -> Option<&Arc<Mapping>> {
         self.memory.as_ref()

@@ -34,6 +34,7 @@ pub(crate) fn a_close_flushes_and_holds_memory_until_the_flush_is_polled<H: Harn
     let bytes = vec![1; (BLOCK * BLOCKS) as usize];
     let (remote, _) = pair.b.region(&bytes, Access::RemoteRead);
     let (local, memory) = pair.a.region(&bytes, Access::Local);
+    pair.warm_up(&remote, &local);
     pair.post(&many(&remote, &local));
     pair.b.poll();
     pair.a.fabric.deregister(local.id);
@@ -60,6 +61,7 @@ pub(crate) fn after_the_holder_closes_nothing_new_can_be_read<H: Harness>() {
     H::write(&held, 0, &vec![1; len]);
     let remote = pair.b.fabric.register(held.clone(), Access::RemoteRead).unwrap();
     let (local, memory) = pair.a.region(&vec![0; len], Access::Local);
+    pair.warm_up(&remote, &local);
     pair.post(&many(&remote, &local));
     let (at_a, at_b) = (pair.at_a, pair.at_b);
     pair.b.get_stuck();
@@ -84,6 +86,7 @@ pub(crate) fn a_deregistration_in_mid_read_ends_it<H: Harness>() {
     H::write(&held, 0, &vec![1; len]);
     let remote = pair.b.fabric.register(held.clone(), Access::RemoteRead).unwrap();
     let (local, memory) = pair.a.region(&vec![0; len], Access::Local);
+    pair.warm_up(&remote, &local);
     // So long that the holder stops in the middle of one, not between two.
     let long = pair.a.fabric.capabilities().read_bytes;
     let count = len as u32 / long;
@@ -105,10 +108,12 @@ pub(crate) fn a_deregistration_in_mid_read_ends_it<H: Harness>() {
 }
 
 pub(crate) fn a_dead_peer_ends_what_is_outstanding<H: Harness>() {
-    let Pair { mut a, mut b, at_a, .. } = Pair::<H>::new();
+    let mut pair = Pair::<H>::new();
     let bytes = vec![1; (BLOCK * BLOCKS) as usize];
-    let (remote, _) = b.region(&bytes, Access::RemoteRead);
-    let (local, _) = a.region(&bytes, Access::Local);
+    let (remote, _) = pair.b.region(&bytes, Access::RemoteRead);
+    let (local, _) = pair.a.region(&bytes, Access::Local);
+    pair.warm_up(&remote, &local);
+    let Pair { mut a, mut b, at_a, .. } = pair;
     let reads = batch(&many(&remote, &local));
     a.fabric.post(at_a, &reads).unwrap();
     b.poll();

@@ -187,9 +187,21 @@ impl<H: Harness> Pair<H> {
 
     /// Connected, nobody admitted.
     pub(crate) fn strangers() -> Self {
-        let (mut a, mut b) = (End::new(), End::new());
+        Self::between(End::new(), End::new())
+    }
+
+    /// Connects `a` to `b`, admits nobody.
+    pub(crate) fn between(mut a: End<H>, mut b: End<H>) -> Self {
         let (at_a, at_b) = connect(&mut a, &mut b);
         Self { a, b, at_a, at_b }
+    }
+
+    /// Reads one byte and forgets it. A fabric may have to learn about a region first; what follows is
+    /// under way as soon as it is posted.
+    pub(crate) fn warm_up(&mut self, remote: &Region, local: &Region) {
+        self.post(&[Read::same(u32::MAX, remote, local, 0, 1)]);
+        self.succeed(1);
+        self.a.seen.clear();
     }
 
     pub(crate) fn pump(&mut self, mut done: impl FnMut(&mut End<H>, &mut End<H>) -> bool) {

@@ -204,12 +204,12 @@ pub(crate) fn reads_of_all_sizes_cross_in_both_directions<H: Harness>() {
 }
 
 pub(crate) fn messages_pass_while_bulk_data_flows<H: Harness>() {
-    const BLOCK: u32 = 4 << 20;
     let mut pair = Pair::<H>::new();
-    let (remote, _) = pair.b.region(&vec![1; BLOCK as usize], Access::RemoteRead);
-    let (local, _) = pair.a.region(&vec![0; BLOCK as usize], Access::Local);
+    let block = pair.a.fabric.capabilities().read_bytes.min(4 << 20);
+    let (remote, _) = pair.b.region(&vec![1; block as usize], Access::RemoteRead);
+    let (local, _) = pair.a.region(&vec![0; block as usize], Access::Local);
     let reads: Vec<Read> =
-        (0..64).map(|slot| Read::same(slot, &remote, &local, 0, BLOCK)).collect();
+        (0..64).map(|slot| Read::same(slot, &remote, &local, 0, block)).collect();
     pair.post(&reads);
     let (at_a, at_b) = (pair.at_a, pair.at_b);
     for round in 0..4_u8 {

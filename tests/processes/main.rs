@@ -11,6 +11,9 @@
     reason = "tests and their helpers fail by panicking; a throughput is measured with a clock"
 )]
 
+#[path = "../registry/redis_server.rs"]
+#[expect(dead_code, reason = "the tests of registries use more of it")]
+mod redis_server;
 mod support;
 
 mod authentication;
@@ -25,6 +28,7 @@ mod hung_peers;
 mod large_read;
 mod lost_messages;
 mod observability;
+mod redis_outage;
 mod registry_outage;
 mod rdma_refused;
 mod requester_dies;

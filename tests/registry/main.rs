@@ -9,6 +9,7 @@
 mod cases;
 mod forms;
 mod model;
+#[expect(dead_code, reason = "a bench uses more of it")]
 mod redis_server;
 
 use std::time::Duration;

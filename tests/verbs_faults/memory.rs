@@ -81,8 +81,10 @@ fn memory_is_touched_no_more_once_its_connection_has_closed() {
     let start = Instant::now();
     let mut random = Random::new(11);
     let mut reader = Reader::new();
-    let (whole, _) = reader.give_up_after(Duration::from_secs(10), true);
-    let longest = u64::try_from(whole.as_micros()).unwrap() * 5 / 4;
+    // The shortest of a few: on a machine with other work, most of them take longer.
+    let whole = |_| reader.give_up_after(Duration::from_secs(10), true).0;
+    let longest = (0..10).map(whole).min().unwrap();
+    let longest = u64::try_from(longest.as_micros()).unwrap();
     let (mut cut_short, mut succeeded) = (0, 0);
     for _round in 0..rounds {
         let timeout = Duration::from_micros(random.below(longest));

@@ -83,20 +83,18 @@ impl Listed {
 
 /// Waits for all of these at once.
 async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut open: Vec<(Pin<Box<F>>, Option<F::Output>)> =
-        futures.map(|future| (Box::pin(future), None)).collect();
+    let mut open: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let mut done: Vec<Option<F::Output>> = open.iter().map(|_| None).collect();
     std::future::poll_fn(|cx| {
-        let mut all = true;
-        for (future, done) in open.iter_mut().filter(|(_, done)| done.is_none()) {
-            match future.as_mut().poll(cx) {
-                Poll::Ready(output) => *done = Some(output),
-                Poll::Pending => all = false,
+        for (future, done) in open.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if let Poll::Ready(output) = future.as_mut().poll(cx) {
+                *done = Some(output);
             }
         }
-        if all { Poll::Ready(()) } else { Poll::Pending }
+        if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    open.into_iter().filter_map(|(_, done)| done).collect()
+    done.into_iter().flatten().collect()
 }
 
 fn nonsense(reason: &str) -> RegistryError {

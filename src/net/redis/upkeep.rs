@@ -42,7 +42,8 @@ fn standing(answer: Vec<redis::Value>) -> Result<(u64, u64, Vec<BlockKey>), Regi
         }
     }
     let epoch: String = redis::from_redis_value(next()?).map_err(bad)?;
-    let epoch = u64::from_str_radix(&epoch, 16).map_err(|_| nonsense("an epoch that is none"))?;
+    let epoch = u64::from_str_radix(&epoch, 16).ok();
+    let epoch = epoch.ok_or_else(|| nonsense("an epoch that is none"))?;
     let number: Vec<u8> = redis::from_redis_value(next()?).map_err(bad)?;
     let number = owners(&number).next().map_or(0, Owner::number);
     let sole: Vec<Vec<u8>> = redis::from_redis_value(next()?).map_err(bad)?;
@@ -119,9 +120,12 @@ impl RedisRegistry {
         if news {
             *lock(&self.nodes) = None;
         }
-        let drifted = if number == 0 { Vec::new() } else { self.drifted(owner, heartbeat).await? };
+        // The node is registered, whatever becomes of the rest: a part of a cluster may be down.
+        let drifted =
+            if number == 0 { Ok(Vec::new()) } else { self.drifted(owner, heartbeat).await };
+        let drifted = drifted.unwrap_or_default();
         if presence == "here" {
-            self.sweep().await?;
+            self.sweep().await.ok();
         }
         let registration =
             Registration { registry: RegistryEpoch(epoch), number, lease: self.lease };

@@ -14,6 +14,8 @@ mod flights;
 mod partitions;
 mod pending;
 mod resync;
+#[cfg(test)]
+mod tests;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -235,7 +237,8 @@ impl Announcing {
     pub fn next_wake(&mut self, pending: &Mutex<Pending>, now: Timestamp) -> Timestamp {
         let never = now + Duration::from_secs(3600);
         let quiet = self.flights.is_empty();
-        if self.beating.is_some() || (!self.connected && !quiet) {
+        let waits = !self.connected || lock(pending).is_dirty();
+        if self.beating.is_some() || (waits && !quiet) {
             return never;
         }
         let beat_at = if quiet { self.beat_at } else { self.beat_at + self.grace() };
@@ -387,7 +390,8 @@ impl Announcing {
             };
             digests = self.drift.due().into_iter().filter_map(read).collect();
             // Looked at behind the digests: a change between is found here.
-            match lock(pending).partitions(limits::REGISTRY_BATCH_MAX) {
+            let busy = lock(pending).partitions(limits::REGISTRY_BATCH_MAX);
+            match busy {
                 Some(busy) => digests.retain(|told| !busy.contains(told.partition)),
                 None => digests.clear(),
             }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-#[cfg(doc)]
-use crate::limits::STREAMS_MAX;
 use crate::limits::{HANDSHAKE_TIMEOUT, RETRIES_MAX};
+#[cfg(doc)]
+use crate::limits::{NICS_MAX, STREAMS_MAX};
 
 /// How a poll waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -49,19 +49,35 @@ impl std::str::FromStr for PollMode {
     }
 }
 
+/// A device of ours and the device of a peer that it shall talk to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicPair {
+    /// Ours.
+    pub ours: String,
+    /// The peer's. A peer without it is paired as if this had not been said.
+    pub theirs: String,
+}
+
 /// How a verbs fabric is set up.
 #[derive(Debug, Clone)]
 pub struct VerbsConfig {
     /// Where peers exchange addresses with it; port 0 takes any free one. `None`: connect only.
     /// Default: none.
     pub listen: Option<SocketAddr>,
-    /// The device's name. `None`: the first one that works. Default: none.
-    pub device: Option<String>,
-    /// The GID's index, instead of the one of the highest score. Default: none.
+    /// The names of the devices to use; those that do not work are left out, aloud. Empty: all that
+    /// work and are as fast as the fastest one. At most [`NICS_MAX`]. Default: empty.
+    pub devices: Vec<String>,
+    /// Which device of a peer ours talk to, by their names; each of ours at most once. Others are
+    /// paired by NUMA node. Default: empty.
+    pub pairs: Vec<NicPair>,
+    /// The GID's index on every device, instead of the one of the highest score. Default: none.
     pub gid_index: Option<u32>,
-    /// Data queue pairs per connection, `1..=`[`STREAMS_MAX`]; the smaller number of both ends
-    /// holds. Default: 2.
+    /// Data queue pairs per connection, `1..=`[`STREAMS_MAX`], spread over the devices, which get one
+    /// each in any case; the smaller number of both ends holds. Default: 2.
     pub lanes: usize,
+    /// Longest registration, bytes; a longer region gets several. Rounded down to a power of two, at
+    /// least 64 KiB. What the devices take bounds it too. Default: no limit.
+    pub chunk_bytes: u64,
     /// How polls wait. Default: adaptive.
     pub poll: PollMode,
     /// Time for a connection to open. Default: [`HANDSHAKE_TIMEOUT`].
@@ -75,9 +91,11 @@ impl Default for VerbsConfig {
     fn default() -> Self {
         Self {
             listen: None,
-            device: None,
+            devices: Vec::new(),
+            pairs: Vec::new(),
             gid_index: None,
             lanes: 2,
+            chunk_bytes: u64::MAX,
             poll: PollMode::default(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
             retries: RETRIES_MAX,

@@ -1,41 +1,24 @@
-//! One connection: a socket on which both ends exchange their addresses, then queue pairs, and how
-//! they begin and end together.
-//!
-//! ```text
-//! connector                         acceptor
-//! connect            -- TCP -->
-//! Hello              -- TCP -->     its queue pairs are up
-//!                    <-- TCP --     Hello
-//! its queue pairs are up
-//! reads the pattern  <- READ ->
-//! READY              -- SEND -->
-//!                    <- READ ->     reads the pattern
-//! Connected          <-- SEND --    READY, Accepted
-//! ```
-//!
-//! Data flows from each end to the other one before either calls the connection open, so a GID or an
-//! MTU that does not work is found here, and is said with both. The socket stays open: its end is how
-//! a peer's death is noticed before any retry counter runs out.
+//! One connection: a socket, queue pairs, and how they end together. [`super::handshake`] is how they
+//! begin.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags};
-
-use super::device::Device;
-use super::hello::{HELLO_BYTES, Hello};
+use super::avoid::Avoided;
+use super::hello::HELLO_BYTES;
+use super::keys::PeerKeys;
 use super::lane::Lane;
 use super::link::Link;
+use super::nics::Nics;
+use super::parking::Parked;
 use super::regions::Regions;
-use super::table::Token;
 use crate::fabric::{
     CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricEvent, WrId,
 };
-use crate::limits::PING_INTERVAL;
 use crate::sys::connections::{Breakable, Broken};
-use crate::sys::epoll::{Epoll, Interest, Ready};
+use crate::sys::epoll::Epoll;
 use crate::sys::ibverbs::ibv_wc;
-use crate::sys::socket;
 use crate::types::Timestamp;
 use crate::verbs::VerbsError;
 
@@ -51,7 +34,8 @@ const SUSPICION: Duration = Duration::from_millis(200);
 
 /// What a connection borrows from its fabric for one call.
 pub(super) struct Surroundings<'a> {
-    pub(super) device: &'a Device,
+    pub(super) nics: &'a Nics,
+    pub(super) avoided: &'a mut Avoided,
     pub(super) regions: &'a Regions,
     pub(super) epoll: &'a Epoll,
     /// Completions that matched nothing, counted.
@@ -83,6 +67,8 @@ pub(super) struct Connection {
     pub(super) stage: Stage,
     /// `None` once it is cut, unless last messages are on their way.
     pub(super) socket: Option<OwnedFd>,
+    /// The other end's address; `None` where the system does not tell.
+    pub(super) address: Option<IpAddr>,
     pub(super) inbox: [u8; HELLO_BYTES],
     pub(super) have: usize,
     pub(super) outbox: Vec<u8>,
@@ -90,6 +76,12 @@ pub(super) struct Connection {
     pub(super) deadline: Timestamp,
     pub(super) link: Option<Link>,
     pub(super) admitted: bool,
+    /// What is known of the peer's regions.
+    pub(super) keys: PeerKeys,
+    /// NICs that the peer told of.
+    pub(super) peer_nics: usize,
+    /// READs that were accepted and wait for a key or for room in the queues.
+    pub(super) parked: Parked,
     /// Whether the caller knows of it, so that its end is an event.
     pub(super) announced: bool,
     pub(super) broken: Option<Broken>,
@@ -109,8 +101,14 @@ impl Breakable for Connection {
 
 impl Connection {
     /// A connection that this end began on `socket`.
-    pub(super) fn dialed(id: ConnectionId, socket: OwnedFd, deadline: Timestamp) -> Self {
+    pub(super) fn dialed(
+        id: ConnectionId,
+        socket: OwnedFd,
+        to: IpAddr,
+        deadline: Timestamp,
+    ) -> Self {
         let mut connection = Self::accepted(id, socket, deadline);
+        connection.address = Some(to);
         connection.stage = Stage::Dialing;
         connection.announced = true;
         connection
@@ -118,16 +116,22 @@ impl Connection {
 
     /// A connection that a peer began on `socket`.
     pub(super) fn accepted(id: ConnectionId, socket: OwnedFd, deadline: Timestamp) -> Self {
+        let peer = rustix::net::getpeername(&socket).ok().flatten();
+        let address = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
         Self {
             id,
             stage: Stage::Greeting,
             socket: Some(socket),
+            address: address.map(|address| address.ip()),
             inbox: [0; HELLO_BYTES],
             have: 0,
             outbox: Vec::new(),
             deadline,
             link: None,
             admitted: false,
+            keys: PeerKeys::default(),
+            peer_nics: 0,
+            parked: Parked::default(),
             announced: false,
             broken: None,
             first: None,
@@ -162,7 +166,8 @@ impl Connection {
     }
 
     pub(super) fn outstanding(&self) -> usize {
-        self.lanes().iter().map(Lane::outstanding).sum::<usize>() + self.stillborn.len()
+        let posted: usize = self.lanes().iter().map(Lane::reads).sum();
+        posted + self.parked.len() + self.stillborn.len()
     }
 
     pub(super) fn link_mut(&mut self) -> Option<&mut Link> {
@@ -175,159 +180,6 @@ impl Connection {
         }
         self.admitted = true;
         Ok(())
-    }
-
-    /// Handles a ready socket.
-    pub(super) fn handle_socket(
-        &mut self,
-        ready: Ready,
-        around: &mut Surroundings<'_>,
-    ) -> Result<(), Broken> {
-        if self.is_broken() {
-            // The peer is gone or says what nobody reads: nothing lingers for it.
-            self.socket = None;
-            return Ok(());
-        }
-        if ready.writable && self.stage == Stage::Dialing {
-            let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
-            socket::connected(socket).map_err(|_refused| Broken::UNREACHABLE)?;
-            let link = Link::new(around.device, around.device.lanes, self.token().encode());
-            let link = link.map_err(|error| self.exhausted(&error))?;
-            self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.device)));
-            self.link = Some(link);
-            self.stage = Stage::Welcome;
-        }
-        if ready.readable && self.stage != Stage::Dialing {
-            self.receive(around)?;
-        }
-        self.flush()?;
-        self.arm(around.epoll)
-    }
-
-    fn token(&self) -> Token {
-        Token::Connection(self.id)
-    }
-
-    fn exhausted(&self, error: &VerbsError) -> Broken {
-        tracing::warn!(%error, "a connection cannot be made");
-        Broken::EXHAUSTED
-    }
-
-    fn flush(&mut self) -> Result<(), Broken> {
-        let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
-        while !self.outbox.is_empty() && self.stage != Stage::Dialing {
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::send(socket, &self.outbox, flags) {
-                Ok(count) => drop(self.outbox.drain(..count)),
-                Err(error) => return tolerate(error),
-            }
-        }
-        Ok(())
-    }
-
-    /// Watches for output where there is some.
-    fn arm(&self, epoll: &Epoll) -> Result<(), Broken> {
-        let Some(socket) = &self.socket else { return Ok(()) };
-        let want = Interest::new(true, !self.outbox.is_empty());
-        let changed = epoll.modify(socket, self.token().encode(), want);
-        changed.map_err(|_refused| Broken::UNREACHABLE)
-    }
-
-    /// Reads the peer's hello, then nothing but the end.
-    fn receive(&mut self, around: &mut Surroundings<'_>) -> Result<(), Broken> {
-        let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
-        let mut excess = [0];
-        let missing = self.inbox.get_mut(self.have..).unwrap_or_default();
-        let expected = !missing.is_empty();
-        let into = if expected { missing } else { &mut excess };
-        match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return Err(Broken::PEER_CLOSED),
-            Ok(_) if !expected => return Err(Broken::VIOLATION),
-            Ok((count, _)) => self.have += count,
-            Err(error) => return tolerate(error),
-        }
-        if self.have < HELLO_BYTES {
-            return Ok(());
-        }
-        let peer = Hello::decode(&self.inbox).ok_or(Broken::VIOLATION)?;
-        match self.stage {
-            Stage::Welcome => self.take_welcome(&peer, around),
-            _ => self.take_greeting(&peer, around),
-        }
-    }
-
-    fn take_welcome(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        if usize::try_from(peer.lanes).unwrap_or(usize::MAX) > link.lanes.len() {
-            return Err(Broken::VIOLATION);
-        }
-        let up = link.connect(around.device, peer).and_then(|()| link.start_probe());
-        up.map_err(|error| self.exhausted(&error))?;
-        self.stage = Stage::Probe;
-        Ok(())
-    }
-
-    fn take_greeting(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
-        let wanted = usize::try_from(peer.lanes).unwrap_or(usize::MAX);
-        let lanes = wanted.min(around.device.lanes);
-        let link = Link::new(around.device, lanes, self.token().encode());
-        let mut link = link.map_err(|error| self.exhausted(&error))?;
-        link.connect(around.device, peer).map_err(|error| self.exhausted(&error))?;
-        self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.device)));
-        self.link = Some(link);
-        self.stage = Stage::Ready;
-        Ok(())
-    }
-
-    /// The READ of the peer's pattern has ended.
-    pub(super) fn take_probe(
-        &mut self,
-        slot: u8,
-        status: CompletionStatus,
-        batch: &mut EventBatch,
-    ) -> Result<(), Broken> {
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        let arrived = link.messages.probed(slot) && status == CompletionStatus::Success;
-        if self.broken.is_some() || self.stage != Stage::Probe {
-            return Ok(());
-        }
-        if !arrived {
-            return Err(Broken::UNREACHABLE);
-        }
-        link.messages.ready().map_err(|error| self.exhausted(&error))?;
-        if self.announced {
-            self.stage = Stage::Ready;
-        } else {
-            self.open(batch);
-        }
-        Ok(())
-    }
-
-    /// The peer has read our pattern.
-    pub(super) fn take_ready(&mut self, batch: &mut EventBatch) -> Result<(), Broken> {
-        if self.announced {
-            self.open(batch);
-            return Ok(());
-        }
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        link.start_probe().map_err(|error| self.exhausted(&error))?;
-        self.stage = Stage::Probe;
-        Ok(())
-    }
-
-    /// The connection is up.
-    pub(super) fn open(&mut self, batch: &mut EventBatch) {
-        let connection = self.id;
-        batch.events.push(match self.announced {
-            false => FabricEvent::Accepted { connection },
-            true => FabricEvent::Connected { connection },
-        });
-        self.announced = true;
-        self.stage = Stage::Open;
-        if let Some(socket) = &self.socket {
-            // Without it an idle peer's death is noticed at the next message.
-            socket::keep_alive(socket, PING_INTERVAL).ok();
-        }
     }
 
     /// Whether a message of this length can be sent or queued.
@@ -437,22 +289,15 @@ impl Connection {
         let connection = self.id;
         // First, so that whoever reads the events finds no queue pair left.
         drop(self.link);
-        for (wr_id, status) in self.stillborn {
+        let (mut first, parked) = (self.first, self.parked.into_reads());
+        let cut_short =
+            parked.map(|wr_id| (wr_id, first.take().unwrap_or(CompletionStatus::Flushed)));
+        for (wr_id, status) in self.stillborn.into_iter().chain(cut_short) {
             let done = Completion { connection, wr_id, status };
             batch.events.push(FabricEvent::Completed(done));
         }
         if self.announced {
             batch.events.push(FabricEvent::Closed { connection, reason });
         }
-    }
-}
-
-/// What an error of a socket means. A reset is how TCP tells of a close with bytes under way.
-fn tolerate(error: rustix::io::Errno) -> Result<(), Broken> {
-    use rustix::io::Errno;
-    match error {
-        Errno::AGAIN | Errno::INTR => Ok(()),
-        Errno::CONNRESET | Errno::PIPE => Err(Broken::PEER_CLOSED),
-        _ => Err(Broken::UNREACHABLE),
     }
 }

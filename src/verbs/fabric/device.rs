@@ -1,19 +1,24 @@
-//! The device of a fabric: what is chosen once, before any connection.
+//! One device of a fabric, a NIC: what is chosen before any connection, and whether it works now.
 
 use std::sync::Arc;
 
 use super::VerbsConfig;
 use super::messages::{RECEIVES, SENDS};
+use super::pairing::Candidate;
 use super::probe;
-use crate::limits::{READ_BYTES_MAX, READ_SEGMENTS_MAX};
+use crate::limits::{READ_SEGMENTS_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::Library;
 use crate::verbs::{
-    CompletionChannel, Context, DeviceLimits, GidChoice, MemoryRegion, Port, ProtectionDomain,
+    CompletionChannel, Context, DeviceLimits, Gid, GidChoice, MemoryRegion, Port, ProtectionDomain,
     VerbsError, choose, describe,
 };
 
 /// READs of one connection that may be outstanding: enough to fill any path with small blocks.
 const READS_MAX: u32 = 512;
+
+/// What every port must carry and every device register at once, bytes: with less the longest READ
+/// would be cut into more parts than a queue holds.
+pub(super) const PART_BYTES_MIN: u32 = 64 << 10;
 
 /// An open device with its chosen port and GID, and the sizes that follow from its limits.
 #[derive(Debug)]
@@ -28,39 +33,25 @@ pub(super) struct Device {
     pub(super) choice: GidChoice,
     pub(super) sgid_index: u8,
     pub(super) limits: DeviceLimits,
-    /// Data queue pairs per connection.
-    pub(super) lanes: usize,
-    /// READs of one connection that may be outstanding; they may all be on one lane.
+    /// Work requests of one connection that may be outstanding on it; they may all be on one lane.
     pub(super) reads: u32,
     /// Segments of one READ.
     pub(super) segments: u32,
-    /// Longest READ, bytes.
-    pub(super) read_bytes: u32,
+    /// The NUMA node that it is attached to.
+    pub(super) numa: Option<u32>,
+    /// The peer's device that it shall talk to; empty for any.
+    pub(super) wish: String,
+    wanted_gid: Option<u32>,
     /// Retransmissions before a peer counts as gone.
     pub(super) retries: u8,
+    /// Whether its port can carry data.
+    pub(super) up: bool,
+    /// Whether it was taken away.
+    pub(super) gone: bool,
 }
 
 impl Device {
-    /// The device that the configuration names, else the first that works.
-    pub(super) fn open(config: &VerbsConfig) -> Result<Self, VerbsError> {
-        let library = Arc::new(Library::open()?);
-        if let Some(name) = &config.device {
-            return Self::open_one(&library, name, config);
-        }
-        let mut refused = Vec::new();
-        for name in Context::names(&library)? {
-            match Self::open_one(&library, &name, config) {
-                Ok(device) => return Ok(device),
-                Err(error) => {
-                    tracing::warn!(device = name, %error, "this RDMA device is not used");
-                    refused.push(error);
-                }
-            }
-        }
-        Err(refused.into_iter().next().unwrap_or(VerbsError::NoDevices))
-    }
-
-    fn open_one(
+    pub(super) fn open(
         library: &Arc<Library>,
         name: &str,
         config: &VerbsConfig,
@@ -82,31 +73,25 @@ impl Device {
             }
         })?;
         let incapable = |lack: &str| VerbsError::Incapable { device: device(), lack: lack.into() };
-        let sgid_index = u8::try_from(choice.gid.index)
-            .map_err(|_beyond| incapable("has its GID beyond index 255: set --gid-index"))?;
-        let lanes = config.lanes;
-        let messages = u32::from(RECEIVES + SENDS);
-        let lane_count = u32::try_from(lanes).unwrap_or(u32::MAX);
-        // All READs may be on one lane, with a marker behind them, and each lane has a marker: the
-        // completion queue must hold all that at once, and the messages.
-        let by_completions = limits.completions.saturating_sub(messages + lane_count);
-        let by_queue = limits.work_requests.saturating_sub(1);
-        let reads = READS_MAX.min(by_completions).min(by_queue);
+        let sgid_index = index(&choice.gid)
+            .ok_or_else(|| incapable("has its GID beyond index 255: set --gid-index"))?;
+        let reads = reads(&limits);
         let segments = u32::try_from(READ_SEGMENTS_MAX).unwrap_or(1).min(limits.read_segments);
         if reads == 0 || segments == 0 || limits.reads_issued == 0 || limits.reads_served == 0 {
             return Err(incapable("does no RDMA READ: use another device, or --transport tcp"));
         }
-        let read_bytes = READ_BYTES_MAX.min(port.message_bytes);
-        tracing::info!(
-            device = name,
-            port = port.number,
-            gid = choice.reason,
-            "RDMA device chosen"
-        );
+        let short = u64::from(port.message_bytes).min(limits.mr_bytes);
+        if short < u64::from(PART_BYTES_MIN) {
+            return Err(incapable(
+                "carries or registers less than 64 KiB at once: use another device, or \
+                 --transport tcp",
+            ));
+        }
         let domain = ProtectionDomain::new(&context)?;
         let foyer = ProtectionDomain::new(&context)?;
         let probe = probe::register(&foyer)?;
         let channel = CompletionChannel::new(&context)?;
+        let wish = config.pairs.iter().find(|pair| pair.ours == name);
         Ok(Self {
             context,
             domain,
@@ -117,20 +102,66 @@ impl Device {
             choice,
             sgid_index,
             limits,
-            lanes,
             reads,
             segments,
-            read_bytes,
+            numa: None,
+            wish: wish.map(|pair| pair.theirs.clone()).unwrap_or_default(),
+            wanted_gid: config.gid_index,
             retries: config.retries,
+            up: true,
+            gone: false,
         })
     }
 
-    /// Completions that a connection can have outstanding: all its READs, one marker per lane, all
-    /// its messages. Its completion queue is that deep, and no queue is shared.
+    pub(super) fn name(&self) -> &str {
+        self.context.name()
+    }
+
+    /// Whether new connections may use it.
+    pub(super) const fn is_usable(&self) -> bool {
+        self.up && !self.gone
+    }
+
+    pub(super) fn candidate(&self) -> Candidate<'_> {
+        Candidate { name: self.name(), wish: &self.wish, numa: self.numa, up: self.is_usable() }
+    }
+
+    /// Looks at the port and its addresses again: an interface that comes back may have them at other
+    /// places of the table. What cannot be read, or has no address now, stays as it was.
+    pub(super) fn refresh(&mut self) {
+        let Ok(port) = self.context.port(self.port.number) else { return };
+        self.up = port.is_active();
+        let Ok(table) = self.context.gids(&port) else { return };
+        self.port = port;
+        // Always the best of what is there: the table is filled bit by bit.
+        let choice = choose(&table, self.wanted_gid).filter(|it| it.gid != self.choice.gid);
+        if let Some((choice, at)) = choice.and_then(|it| index(&it.gid).map(|at| (it, at))) {
+            tracing::info!(device = self.name(), gid = choice.reason, "another GID from now on");
+            (self.choice, self.sgid_index) = (choice, at);
+        }
+    }
+
+    /// Completions that a connection can have outstanding on this device: READs or their parts, one
+    /// marker per lane, all its messages. Its completion queue is that deep, and no queue is shared.
     pub(super) fn completions(&self, lanes: usize) -> u32 {
         let lanes = u32::try_from(lanes).unwrap_or(u32::MAX);
         self.reads.saturating_add(lanes).saturating_add(u32::from(RECEIVES + SENDS))
     }
+}
+
+/// The index as queue pairs take it.
+fn index(gid: &Gid) -> Option<u8> {
+    u8::try_from(gid.index).ok()
+}
+
+/// READs that one connection may have outstanding on a device. All may be on one lane, with a marker
+/// behind them, and each lane has a marker: the completion queue must hold all that at once, and the
+/// messages.
+fn reads(limits: &DeviceLimits) -> u32 {
+    let markers = u32::try_from(STREAMS_MAX).unwrap_or(u32::MAX);
+    let by_completions = limits.completions.saturating_sub(u32::from(RECEIVES + SENDS) + markers);
+    let by_queue = limits.work_requests.saturating_sub(1);
+    READS_MAX.min(by_completions).min(by_queue)
 }
 
 fn active_port(context: &Context, ports: u8) -> Result<Port, VerbsError> {

@@ -4,33 +4,75 @@
 //! before it: only the last of a list, and one in [`SIGNAL_EVERY`], report their success. After an
 //! error each READ reports for itself, signaled or not. A marker behind the last one ends the drain
 //! where nothing that was outstanding would report.
+//!
+//! A READ that crosses the border of a registration is several work requests, posted one after the
+//! other: the last one's completion is the READ's, or that of the first one that fails.
 
 use std::collections::VecDeque;
 use std::io;
 
 use super::wr_id::{Work, truncate};
-use crate::fabric::{CompletionStatus, ReadWork, RemoteSpan, WrId};
+use crate::fabric::{CompletionStatus, RemoteSpan, WrId};
 use crate::verbs::{QueuePair, Segment, SendList};
 
 /// Every so many READs of a list report their success, so that blocks at the start of a long list do
 /// not wait for its end.
 const SIGNAL_EVERY: usize = 16;
 
+/// What the completion of a work request means for its READ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tells {
+    /// The READ's end.
+    End,
+    /// Nothing where it succeeds, since parts follow; else the READ's end.
+    Failure,
+    /// Nothing: an earlier part has failed.
+    Nothing,
+}
+
+/// A work request in the queue.
 #[derive(Debug, Clone, Copy)]
 struct Posted {
     wr_id: WrId,
     bytes: u32,
+    tells: Tells,
+}
+
+/// A work request to add: a READ, or a part of one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part {
+    pub(super) wr_id: WrId,
+    /// What to read, with the key and address as the peer's NIC knows them.
+    pub(super) remote: RemoteSpan,
+    /// Whether the READ ends with it.
+    pub(super) last: bool,
+}
+
+/// Where a lane runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rail {
+    /// Our NIC.
+    pub(super) nic: u8,
+    /// The peer's.
+    pub(super) peer: u8,
+    /// Longest READ that both ports carry, bytes.
+    pub(super) longest: u32,
 }
 
 /// One data queue pair.
 #[derive(Debug)]
 pub(super) struct Lane {
     index: u8,
+    rail: Rail,
+    /// Work requests that fit, beside the marker.
+    depth: usize,
     /// `None` once it is destroyed: the device can touch nothing for it any more.
     pair: Option<QueuePair>,
     posted: VecDeque<Posted>,
-    /// The number of the next READ.
+    /// The number of the next work request.
     next: u64,
+    /// READs whose end was not told yet.
+    reads: usize,
     bytes: u64,
     list: SendList,
     /// Whether the last READ in the queue reports its success.
@@ -38,13 +80,16 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// A lane with room for `depth` READs and a marker.
+    /// A lane with room for `depth` work requests and a marker.
     pub(super) fn new(index: u8, pair: QueuePair, depth: usize) -> Self {
         Self {
             index,
+            rail: Rail { nic: 0, peer: 0, longest: 0 },
+            depth,
             pair: Some(pair),
             posted: VecDeque::with_capacity(depth),
             next: 0,
+            reads: 0,
             bytes: 0,
             list: SendList::default(),
             signaled: true,
@@ -55,8 +100,28 @@ impl Lane {
         self.pair.as_ref()
     }
 
+    pub(super) fn rail(&self) -> Rail {
+        self.rail
+    }
+
+    /// Both ends agree where it runs.
+    pub(super) fn set_rail(&mut self, rail: Rail) {
+        self.rail = rail;
+    }
+
+    /// Work requests that fit into the queue.
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Work requests in the queue.
     pub(super) fn outstanding(&self) -> usize {
         self.posted.len()
+    }
+
+    /// READs whose end was not told yet.
+    pub(super) fn reads(&self) -> usize {
+        self.reads
     }
 
     /// Bytes that outstanding READs read.
@@ -64,27 +129,29 @@ impl Lane {
         self.bytes
     }
 
-    /// The number that the next READ will get.
+    /// The number that the next work request will get.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// The number of the oldest READ outstanding, or of the next one.
+    /// The number of the oldest work request outstanding, or of the next one.
     pub(super) fn oldest(&self) -> u64 {
         self.next - self.posted.len() as u64
     }
 
-    /// Puts a READ into the list.
-    pub(super) fn add(&mut self, work: &ReadWork, segments: impl Iterator<Item = Segment>) {
+    /// Puts a READ, or a part of one, into the list.
+    pub(super) fn add(&mut self, part: &Part, segments: impl Iterator<Item = Segment>) {
         let id = Work::Read { lane: self.index, number: self.next }.encode();
         let signaled = self.list.len() % SIGNAL_EVERY == SIGNAL_EVERY - 1;
-        self.list.read(id, &work.remote, segments, signaled);
-        self.posted.push_back(Posted { wr_id: work.wr_id, bytes: work.remote.len });
+        self.list.read(id, &part.remote, segments, signaled);
+        let tells = if part.last { Tells::End } else { Tells::Failure };
+        self.posted.push_back(Posted { wr_id: part.wr_id, bytes: part.remote.len, tells });
         self.next += 1;
-        self.bytes += u64::from(work.remote.len);
+        self.reads += usize::from(part.last);
+        self.bytes += u64::from(part.remote.len);
     }
 
-    /// Posts the list. Where the device refuses it, those of its READs that were not posted go to
+    /// Posts the list. Where the device refuses it, READs that were not posted, or not wholly, go to
     /// `refused`.
     pub(super) fn flush(&mut self, refused: &mut Vec<WrId>) -> Result<(), io::Error> {
         if self.list.is_empty() {
@@ -101,17 +168,23 @@ impl Lane {
         outcome.map_err(|(posted, source)| {
             let keep = self.posted.len().saturating_sub(total - posted);
             for one in self.posted.drain(keep..) {
-                refused.push(one.wr_id);
                 self.next -= 1;
                 self.bytes -= u64::from(one.bytes);
+                if one.tells == Tells::End {
+                    refused.push(one.wr_id);
+                    self.reads -= 1;
+                }
             }
+            // The first parts of a READ whose last one was refused: its end has been told.
+            let torn = self.posted.iter_mut().rev().take_while(|one| one.tells == Tells::Failure);
+            torn.for_each(|one| one.tells = Tells::Nothing);
             self.signaled = posted == 0;
             source
         })
     }
 
-    /// The completion of a READ by its number: `each` gets the READs before it, which succeeded, and
-    /// it. `false` where no such READ is outstanding.
+    /// The completion of a work request by its number: `each` gets the READs that end with it, those
+    /// before it with success. `false` where no such work request is outstanding.
     pub(super) fn complete(
         &mut self,
         number: u64,
@@ -125,9 +198,26 @@ impl Lane {
         for at in 0..=ahead {
             let Some(one) = self.posted.pop_front() else { break };
             self.bytes -= u64::from(one.bytes);
-            each(one.wr_id, if at == ahead { status } else { CompletionStatus::Success });
+            let status = if at == ahead { status } else { CompletionStatus::Success };
+            match one.tells {
+                Tells::End => {}
+                Tells::Failure if status != CompletionStatus::Success => self.hush(),
+                Tells::Failure | Tells::Nothing => continue,
+            }
+            self.reads -= 1;
+            each(one.wr_id, status);
         }
         true
+    }
+
+    /// The READ at the front has ended by the failure of a part: its other parts tell nothing.
+    fn hush(&mut self) {
+        for one in &mut self.posted {
+            let last = std::mem::replace(&mut one.tells, Tells::Nothing) == Tells::End;
+            if last {
+                return;
+            }
+        }
     }
 
     /// Cuts the peer off, and makes what is outstanding flush. A lane without anything outstanding is
@@ -163,10 +253,9 @@ impl Lane {
     /// more.
     pub(super) fn abandon(&mut self, mut each: impl FnMut(WrId)) {
         self.pair = None;
-        for one in self.posted.drain(..) {
-            each(one.wr_id);
-        }
-        self.bytes = 0;
+        let ends = self.posted.drain(..).filter(|one| one.tells == Tells::End);
+        ends.for_each(|one| each(one.wr_id));
+        (self.reads, self.bytes) = (0, 0);
     }
 }
 
@@ -178,19 +267,29 @@ mod tests {
     fn lane(count: u32) -> Lane {
         let mut lane = Lane {
             index: 3,
+            rail: Rail { nic: 0, peer: 0, longest: 0 },
+            depth: 16,
             pair: None,
             posted: VecDeque::new(),
             next: 0,
+            reads: 0,
             bytes: 0,
             list: SendList::default(),
             signaled: true,
         };
         for slot in 0..count {
-            let wr_id = WrId { slot, generation: 1 };
-            let remote = RemoteSpan { rkey: 1, address: 0, len: 10 };
-            lane.add(&ReadWork { wr_id, remote, segments: 0 }, std::iter::empty());
+            add(&mut lane, slot, 1);
         }
         lane
+    }
+
+    /// Posts a READ in so many parts.
+    fn add(lane: &mut Lane, slot: u32, parts: u32) {
+        let wr_id = WrId { slot, generation: 1 };
+        let remote = RemoteSpan { rkey: 1, address: 0, len: 10 };
+        for part in 1..=parts {
+            lane.add(&Part { wr_id, remote, last: part == parts }, std::iter::empty());
+        }
     }
 
     fn complete(lane: &mut Lane, number: u64, status: CompletionStatus) -> Vec<(u32, bool)> {
@@ -238,5 +337,42 @@ mod tests {
         lane.abandon(|wr_id| told.push(wr_id.slot));
         assert_eq!(told, [0, 1, 2]);
         assert!(lane.is_drained() && !lane.is_live());
+    }
+
+    #[test]
+    fn a_read_in_parts_ends_once_with_its_last_part_or_its_first_failure() {
+        use CompletionStatus::{Flushed, RemoteAccess, Success};
+        let mut lane = lane(1);
+        add(&mut lane, 1, 3);
+        add(&mut lane, 2, 2);
+        assert_eq!((lane.outstanding(), lane.reads(), lane.bytes()), (6, 3, 60));
+        assert_eq!(complete(&mut lane, 2, Success), [(0, true)], "two parts of READ 1 are there");
+        assert_eq!(lane.reads(), 2);
+        assert_eq!(complete(&mut lane, 3, Success), [(1, true)]);
+        add(&mut lane, 3, 1);
+        assert_eq!(complete(&mut lane, 4, RemoteAccess), [(2, false)]);
+        assert_eq!(lane.reads(), 1);
+        assert_eq!(complete(&mut lane, 5, Flushed), [], "its end was told");
+        assert_eq!(complete(&mut lane, 6, Flushed), [(3, false)]);
+        assert!(lane.is_drained());
+        assert_eq!((lane.reads(), lane.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn parts_that_are_abandoned_or_refused_end_their_read_once() {
+        let mut lane = lane(1);
+        add(&mut lane, 1, 3);
+        let mut told = Vec::new();
+        complete(&mut lane, 1, CompletionStatus::Success);
+        lane.abandon(|wr_id| told.push(wr_id.slot));
+        assert_eq!((told, lane.reads()), (vec![1], 0));
+        let mut lane = self::lane(0);
+        add(&mut lane, 0, 2);
+        let mut refused = Vec::new();
+        lane.list.clear();
+        add(&mut lane, 1, 2);
+        assert!(lane.flush(&mut refused).is_err(), "there is no queue pair");
+        assert_eq!(refused.len(), 1, "the one in the list, not the one before it");
+        assert_eq!((lane.outstanding(), lane.reads()), (2, 1));
     }
 }

@@ -3,117 +3,163 @@
 use std::sync::Arc;
 
 use super::device::Device;
-use super::hello::{Hello, random_psn};
-use super::lane::Lane;
+use super::hello::{Card, Hello, Seat, random_psn};
+use super::lane::{Lane, Rail};
 use super::messages::{Messages, RECEIVES, SENDS};
+use super::nics::Nics;
 use super::probe::{PROBE_BYTES, PathEnds};
 use crate::fabric::{FabricError, RemoteSpan};
-use crate::verbs::{CompletionQueue, Path, QueuePair, QueuePairAddress, QueueSizes, VerbsError};
+use crate::verbs::{
+    CompletionQueue, Path, ProtectionDomain, QueuePair, QueuePairAddress, QueueSizes, VerbsError,
+};
 
-/// One completion queue, one queue pair for messages, and the lanes.
+/// The completion queue of a connection on one NIC.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) nic: u8,
+    pub(super) cq: Arc<CompletionQueue>,
+    /// The port's MTU when this was made, as `IBV_MTU_*`: that of its interface may change.
+    mtu: i32,
+    /// Whether the next completion makes an event.
+    pub(super) armed: bool,
+    /// Work requests of its lanes that it has room for, parts of READs counted one by one.
+    pub(super) depth: usize,
+}
+
+/// A completion queue on each NIC that is used, one queue pair for messages, and the lanes.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) messages: Messages,
     pub(super) lanes: Vec<Lane>,
+    pub(super) queues: Vec<Queue>,
     /// Sequence numbers of the message queue pair, then of the lanes.
     psns: Vec<u32>,
+    /// Where those queue pairs are.
+    seats: Vec<Seat>,
     /// The peer's pattern, and the path to it, once its hello is known.
     probe: Option<(RemoteSpan, PathEnds)>,
-    pub(super) cq: Arc<CompletionQueue>,
-    /// The port's MTU when the link was made, as `IBV_MTU_*`: that of its interface may change.
-    mtu: i32,
-    /// Whether the next completion makes an event.
-    pub(super) armed: bool,
 }
 
 impl Link {
-    /// Queues with `count` lanes, whose events carry `token`; nothing is reachable yet.
-    pub(super) fn new(device: &Device, count: usize, token: u64) -> Result<Self, VerbsError> {
-        let cq = CompletionQueue::new(
-            &device.context,
-            &device.channel,
-            device.completions(count),
-            token,
-        )?;
-        let pair = |domain, sizes| {
+    /// Queues whose events carry `token`: messages at the first seat, lanes at the others. Nothing is
+    /// reachable yet.
+    pub(super) fn new(nics: &Nics, seats: Vec<Seat>, token: u64) -> Result<Self, VerbsError> {
+        let lane_count = seats.len().saturating_sub(1);
+        let mut queues: Vec<Queue> = Vec::new();
+        let mut pair = |nic: u8, wants: fn(&Device) -> (&Arc<ProtectionDomain>, QueueSizes)| {
+            let device = nics.get(nic).ok_or_else(|| no_such_nic(nic))?;
+            let cq = match queues.iter().find(|queue| queue.nic == nic) {
+                Some(queue) => Arc::clone(&queue.cq),
+                None => {
+                    let depth = device.completions(lane_count);
+                    let cq = CompletionQueue::new(&device.context, &device.channel, depth, token)?;
+                    let (made, depth) = (Arc::clone(&cq), device.reads as usize);
+                    let mtu = device.context.port(device.port.number)?.active_mtu;
+                    queues.push(Queue { nic, cq: made, mtu, armed: false, depth });
+                    cq
+                }
+            };
+            let (domain, sizes) = wants(device);
             let pair = QueuePair::new(domain, &cq, sizes, token)?;
             pair.init(device.port.number)?;
-            Ok::<_, VerbsError>(pair)
+            Ok::<_, VerbsError>((pair, device))
         };
-        let messages = QueueSizes { sends: SENDS.into(), receives: RECEIVES.into(), segments: 1 };
-        let reads = QueueSizes { sends: device.reads + 1, receives: 0, segments: device.segments };
-        let messages = Messages::new(&device.foyer, pair(&device.foyer, messages)?)?;
+        let (first, lane_seats) = seats.split_first().ok_or_else(|| no_such_nic(0))?;
+        let (messages, device) = pair(first.nic, |device| {
+            let (sends, receives) = (SENDS.into(), RECEIVES.into());
+            (&device.foyer, QueueSizes { sends, receives, segments: 1 })
+        })?;
+        let messages = Messages::new(&device.foyer, messages)?;
         messages.post_receives()?;
-        let mut lanes = Vec::with_capacity(count);
-        for index in 0..count {
-            let index = u8::try_from(index).unwrap_or(u8::MAX);
-            lanes.push(Lane::new(index, pair(&device.domain, reads)?, device.reads as usize));
+        let mut lanes = Vec::with_capacity(lane_count);
+        for (index, seat) in (0..).zip(lane_seats) {
+            let (made, device) = pair(seat.nic, |device| {
+                let (sends, segments) = (device.reads + 1, device.segments);
+                (&device.domain, QueueSizes { sends, receives: 0, segments })
+            })?;
+            lanes.push(Lane::new(index, made, device.reads as usize));
         }
-        let psns = (0..=count).map(|_| random_psn()).collect::<Result<_, _>>();
+        let psns = seats.iter().map(|_| random_psn()).collect::<Result<_, _>>();
         let psns = psns.map_err(|error| FabricError::Os {
             call: "getrandom".to_owned(),
             source: std::io::Error::other(error),
             remedy: "allow the getrandom system call in the container's seccomp profile",
         })?;
-        let mtu = device.context.port(device.port.number)?.active_mtu;
-        Ok(Self { messages, lanes, psns, probe: None, cq, mtu, armed: false })
+        Ok(Self { messages, lanes, queues, psns, seats, probe: None })
     }
 
-    fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32)> {
+    fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32, Seat)> {
         let messages = std::iter::once(self.messages.pair());
         let pairs = messages.chain(self.lanes.iter().map(Lane::pair));
-        pairs.zip(&self.psns).filter_map(|(pair, psn)| Some((pair?, *psn)))
+        let numbered = pairs.zip(&self.psns).zip(&self.seats);
+        numbered.filter_map(|((pair, psn), seat)| Some((pair?, *psn, *seat)))
     }
 
     /// What the peer must know.
-    pub(super) fn hello(&self, device: &Device) -> Hello {
-        let mut hello = Hello::new();
+    pub(super) fn hello(&self, nics: &Nics) -> Hello {
+        let mut hello = Hello::new(&nics.devices);
         hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
-        hello.mtu = self.mtu.cast_unsigned();
-        hello.reads_issued = device.limits.reads_issued.into();
-        hello.reads_served = device.limits.reads_served.into();
-        hello.message_bytes = device.port.message_bytes;
         hello.receives = RECEIVES.into();
-        hello.lid = device.port.lid.into();
-        hello.probe_address = device.probe.address();
-        hello.probe_rkey = device.probe.rkey();
-        hello.gid = device.choice.gid.raw;
-        for (index, (pair, psn)) in self.pairs().enumerate() {
-            hello.set_pair(index, QueuePairAddress { number: pair.number(), psn });
+        self.queues.iter().for_each(|queue| hello.set_mtu(queue.nic, queue.mtu));
+        for (index, (pair, psn, seat)) in self.pairs().enumerate() {
+            hello.set_pair(index, QueuePairAddress { number: pair.number(), psn }, seat);
         }
         hello
     }
 
-    /// Connects all queue pairs to the peer's; of every limit the smaller one holds. Lanes beyond
-    /// what the peer granted are destroyed.
-    pub(super) fn connect(&mut self, device: &Device, peer: &Hello) -> Result<(), VerbsError> {
-        self.lanes.truncate(usize::try_from(peer.lanes).unwrap_or(0));
-        let smaller = |ours: u8, theirs: u32| u8::try_from(theirs).map_or(ours, |it| it.min(ours));
-        let path = Path {
-            port: device.port.number,
-            sgid_index: device.sgid_index,
-            global: device.port.ethernet || device.port.lid == 0,
-            dgid: peer.gid,
-            dlid: u16::try_from(peer.lid).unwrap_or(0),
-            mtu: self.mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
-            reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
-            reads_served: smaller(device.limits.reads_served, peer.reads_issued),
-            retries: device.retries,
-        };
-        for (index, (pair, psn)) in self.pairs().enumerate() {
+    /// What the acceptor made of our offer. `false` where that is no answer to it.
+    pub(super) fn settle(&mut self, peer: &Hello) -> bool {
+        let lanes = usize::try_from(peer.lanes).unwrap_or(usize::MAX);
+        if lanes > self.lanes.len() {
+            return false;
+        }
+        // Lanes beyond what the peer granted are destroyed.
+        self.lanes.truncate(lanes);
+        self.seats.truncate(1 + lanes);
+        let seats = &self.seats;
+        self.queues.retain(|queue| seats.iter().any(|seat| seat.nic == queue.nic));
+        (0..).zip(&mut self.seats).all(|(index, seat)| {
+            let theirs = peer.seat(index);
+            let fits = theirs.peer == seat.nic && theirs.reason.is_some();
+            *seat = Seat { nic: seat.nic, peer: theirs.nic, reason: theirs.reason };
+            fits
+        })
+    }
+
+    /// Connects all queue pairs to the peer's.
+    pub(super) fn connect(&mut self, nics: &Nics, peer: &Hello) -> Result<(), VerbsError> {
+        for (index, (pair, psn, seat)) in self.pairs().enumerate() {
+            let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
+            let card = peer.cards().get(usize::from(seat.peer));
+            let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
+            let path = path(device, card, self.mtu(seat.nic));
             pair.ready_to_receive(&path, peer.pair(index))?;
             pair.ready_to_send(&path, psn)?;
+        }
+        for (lane, seat) in self.lanes.iter_mut().zip(self.seats.iter().skip(1)) {
+            let ours = nics.get(seat.nic).map_or(0, |device| device.port.message_bytes);
+            let theirs = peer.cards().get(usize::from(seat.peer)).map_or(0, |it| it.message_bytes);
+            lane.set_rail(Rail { nic: seat.nic, peer: seat.peer, longest: ours.min(theirs) });
         }
         self.messages.grant(peer.receives);
         // The pattern is all that this one can read.
         self.messages.pair().map_or(Ok(()), QueuePair::allow_reads)?;
+        let seat = self.seats.first().ok_or_else(|| no_such_nic(0))?;
+        let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
+        let card = peer.cards().get(usize::from(seat.peer));
+        let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
         let len = u32::try_from(PROBE_BYTES).unwrap_or(0);
-        let span = RemoteSpan { rkey: peer.probe_rkey, address: peer.probe_address, len };
-        self.probe = Some((span, PathEnds::new(device, peer, path.mtu)));
+        let span = RemoteSpan { rkey: card.probe_rkey, address: card.probe_address, len };
+        let mtu = path(device, card, self.mtu(seat.nic)).mtu;
+        self.probe = Some((span, PathEnds::new(device, card, mtu)));
         Ok(())
     }
 
-    /// Reads the peer's pattern.
+    fn mtu(&self, nic: u8) -> i32 {
+        self.queues.iter().find(|queue| queue.nic == nic).map_or(0, |queue| queue.mtu)
+    }
+
+    /// Reads the peer's pattern, over the path of messages.
     pub(super) fn start_probe(&mut self) -> Result<(), VerbsError> {
         match &self.probe {
             Some((span, _)) => self.messages.probe(span),
@@ -128,8 +174,57 @@ impl Link {
         }
     }
 
+    /// Whether a queue pair of it is on this NIC.
+    pub(super) fn uses(&self, nic: u8) -> bool {
+        self.queues.iter().any(|queue| queue.nic == nic)
+    }
+
+    /// The NIC that messages travel over.
+    pub(super) fn messages_nic(&self) -> u8 {
+        self.seats.first().map_or(0, |seat| seat.nic)
+    }
+
+    /// Which NIC talks to which NIC of the peer, and why, for the log.
+    pub(super) fn describe(&self, nics: &Nics, peer: &[Card]) -> String {
+        let mut told = Vec::new();
+        for seat in &self.seats {
+            let ours = nics.get(seat.nic).map_or("?", Device::name);
+            let theirs = peer.get(usize::from(seat.peer)).map_or("?", Card::name);
+            let why = seat.reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+            let text = format!("{ours} = {theirs}{why}");
+            if !told.contains(&text) {
+                told.push(text);
+            }
+        }
+        told.join(", ")
+    }
+
     /// Lets the peer READ.
     pub(super) fn admit(&self) -> Result<(), VerbsError> {
         self.lanes.iter().filter_map(Lane::pair).try_for_each(QueuePair::allow_reads)
+    }
+}
+
+/// The path from a NIC of ours to one of the peer's; of every limit the smaller one holds.
+fn path(device: &Device, peer: &Card, mtu: i32) -> Path {
+    let smaller = |ours: u8, theirs: u32| u8::try_from(theirs).map_or(ours, |it| it.min(ours));
+    Path {
+        port: device.port.number,
+        sgid_index: device.sgid_index,
+        global: device.port.ethernet || device.port.lid == 0,
+        dgid: peer.gid,
+        dlid: u16::try_from(peer.lid).unwrap_or(0),
+        mtu: mtu.min(i32::try_from(peer.mtu).unwrap_or(0)),
+        reads_issued: smaller(device.limits.reads_issued, peer.reads_served),
+        reads_served: smaller(device.limits.reads_served, peer.reads_issued),
+        retries: device.retries,
+    }
+}
+
+/// Seats name only NICs that both ends told of.
+fn no_such_nic(nic: u8) -> VerbsError {
+    VerbsError::Incapable {
+        device: format!("NIC {nic}"),
+        lack: "is not there: report this as a defect".to_owned(),
     }
 }

@@ -42,6 +42,10 @@ pub(super) const READY: u16 = 1;
 pub(super) const MESSAGE: u16 = 2;
 /// [`Header::kind`]: credits alone.
 const CREDITS: u16 = 3;
+/// [`Header::kind`]: which NICs' keys are behind this key of a region? Four bytes, the key.
+pub(super) const ASK: u16 = 4;
+/// [`Header::kind`]: the answer, [`super::keys::AnswerHeader`] and the keys.
+pub(super) const ANSWER: u16 = 5;
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -64,6 +68,10 @@ pub(super) enum Frame {
     Ready,
     /// A message; its bytes were appended, and so many there are.
     Message(usize),
+    /// [`ASK`], with the key.
+    Ask(u32),
+    /// [`ANSWER`]; its bytes were appended, and so many there are.
+    Answer(usize),
     /// Credits alone.
     Nothing,
 }
@@ -80,7 +88,7 @@ pub(super) struct Messages {
     owed: u32,
     free: ArrayVec<u8, { SENDS as usize }>,
     /// Messages that wait for credits or slots. Allocates only for a peer that is behind.
-    waiting: VecDeque<Vec<u8>>,
+    waiting: VecDeque<(u16, Vec<u8>)>,
     waiting_bytes: usize,
     list: SendList,
 }
@@ -138,12 +146,23 @@ impl Messages {
 
     /// Sends or queues a message for which there is room.
     pub(super) fn send(&mut self, message: &[u8]) -> Result<(), VerbsError> {
+        self.control(MESSAGE, message)
+    }
+
+    /// Sends or queues a frame. Frames that are no messages are few: each end has at most one question
+    /// and one answer under way, which the room for messages does not bound.
+    pub(super) fn control(&mut self, kind: u16, bytes: &[u8]) -> Result<(), VerbsError> {
         if self.waiting.is_empty() && self.can_send() {
-            return self.transmit(MESSAGE, message);
+            return self.transmit(kind, bytes);
         }
-        self.waiting.push_back(message.to_vec());
-        self.waiting_bytes += message.len() + WAITING_BYTES;
+        self.waiting.push_back((kind, bytes.to_vec()));
+        self.waiting_bytes += bytes.len() + WAITING_BYTES;
         Ok(())
+    }
+
+    /// Whether an answer waits to be sent: the peer has not taken it, so it cannot ask again.
+    pub(super) fn is_answering(&self) -> bool {
+        self.waiting.iter().any(|(kind, _)| *kind == ANSWER)
     }
 
     /// Reads the peer's pattern, to the place of a message that is not sent meanwhile.
@@ -224,12 +243,18 @@ impl Messages {
             return Err(Violation);
         }
         let frame = match header.kind {
-            MESSAGE => {
+            MESSAGE | ANSWER => {
                 let start = into.len();
                 into.resize(start + len, 0);
                 let to = into.get_mut(start..).unwrap_or_default();
                 memory.read(at + HEADER_BYTES as u64, to).map_err(|_outside| Violation)?;
-                Frame::Message(len)
+                if header.kind == ANSWER { Frame::Answer(len) } else { Frame::Message(len) }
+            }
+            ASK if len == 4 => {
+                let mut key = [0; 4];
+                let from = at + HEADER_BYTES as u64;
+                memory.read(from, &mut key).map_err(|_outside| Violation)?;
+                Frame::Ask(u32::from_le_bytes(key))
             }
             READY if len == 0 => Frame::Ready,
             CREDITS if len == 0 => Frame::Nothing,
@@ -248,10 +273,10 @@ impl Messages {
     /// Called after completions.
     pub(super) fn advance(&mut self) -> Result<(), VerbsError> {
         while self.can_send()
-            && let Some(message) = self.waiting.pop_front()
+            && let Some((kind, bytes)) = self.waiting.pop_front()
         {
-            self.waiting_bytes -= message.len() + WAITING_BYTES;
-            self.transmit(MESSAGE, &message)?;
+            self.waiting_bytes -= bytes.len() + WAITING_BYTES;
+            self.transmit(kind, &bytes)?;
         }
         if self.owed >= RETURN_AT && self.credits > 0 && !self.free.is_empty() {
             self.transmit(CREDITS, &[])?;

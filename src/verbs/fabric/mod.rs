@@ -2,29 +2,38 @@
 //!
 //! Invariants, beyond those of [`crate::fabric`]:
 //!
-//! - Each connection has a completion queue of its own, as deep as all that it can have outstanding:
-//!   none can overflow, and a peer's end takes its queue with it.
+//! - Each connection has a completion queue of its own on each NIC that it uses, as deep as all that it
+//!   can have outstanding there: none can overflow, and a peer's end takes its queues with it.
 //! - Messages have a queue pair of their own, on which peers may read nothing but a fixed pattern, the
-//!   proof that the path works; READs go over the lanes. Until [`Fabric::admit`] the lanes refuse the
-//!   peer's READs.
+//!   proof that the path works; READs go over the lanes, which are spread over the NICs. Until
+//!   [`Fabric::admit`] the lanes refuse the peer's READs.
 //! - [`Fabric::close`] moves lanes to ERR, and destroys those on which nothing of ours is outstanding,
 //!   which on every device waits until the last response has left.
 //! - A poll that finds nothing spins for a while, since the next completion is usually close, then
-//!   arms the queues, looks once more, and sleeps on one epoll set: completion channel, asynchronous
-//!   events, sockets, waker.
+//!   arms the queues, looks once more, and sleeps on one epoll set: completion channels, asynchronous
+//!   events, sockets, waker. One thread does that for all NICs.
+//! - A NIC that goes down or away ends the connections that use it, without blame for the peer, where
+//!   another NIC is left for fresh ones; else they end as their READs do.
 //!
 //! How a connection's end is reported: as the TCP fabric does. A READ that a peer's device does not
 //! answer is `Unreachable` after six retries, about two seconds.
 
+mod avoid;
 mod broken;
+mod chunks;
 mod completions;
 mod config;
 mod connection;
 mod device;
+mod handshake;
 mod hello;
+mod keys;
 mod lane;
 mod link;
 mod messages;
+mod nics;
+mod pairing;
+mod parking;
 mod posting;
 mod probe;
 mod regions;
@@ -39,10 +48,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub use self::config::{PollMode, VerbsConfig};
+pub use self::config::{NicPair, PollMode, VerbsConfig};
 
+use self::avoid::Avoided;
 use self::connection::{Connection, Surroundings};
 use self::device::Device;
+use self::nics::Nics;
 use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
@@ -79,12 +90,13 @@ const TURNS_PER_CLOCK: usize = 32;
 /// Completions taken at once.
 const COMPLETIONS: usize = 32;
 
-/// A fabric over one RDMA device, owned by the thread that polls it.
+/// A fabric over one RDMA device or several, owned by the thread that polls it.
 pub struct VerbsFabric {
     // Connections go first and regions second: nothing can land in memory without a queue pair.
     table: Table,
     regions: Regions,
-    device: Device,
+    nics: Nics,
+    avoided: Avoided,
     listener: Option<OwnedFd>,
     local: Option<SocketAddr>,
     poll: PollMode,
@@ -102,21 +114,21 @@ pub struct VerbsFabric {
     stale: u64,
     /// Where completions are taken to.
     found: Vec<ibv_wc>,
-    /// Set when the device is gone.
+    /// Set when the last device is gone.
     lost: bool,
 }
 
 impl fmt::Debug for VerbsFabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VerbsFabric")
-            .field("device", &self.device.context.name())
+            .field("devices", &self.device_names())
             .field("local", &self.local)
             .finish_non_exhaustive()
     }
 }
 
 impl VerbsFabric {
-    /// Opens a device and makes a fabric of it, listening where the configuration says so.
+    /// Opens the devices and makes a fabric of them, listening where the configuration says so.
     ///
     /// # Errors
     /// [`VerbsError`], with what to try: no library, no device, no active port, no GID, or what the
@@ -130,7 +142,7 @@ impl VerbsFabric {
             let (what, limit) = ("retransmissions", RETRIES_MAX.into());
             return Err(FabricError::Limit { what, limit }.into());
         }
-        let device = Device::open(config)?;
+        let nics = Nics::open(config)?;
         let refused = |call: String| {
             move |source: std::io::Error| FabricError::Os {
                 call,
@@ -147,8 +159,10 @@ impl VerbsFabric {
         });
         let add = |fd, token: Token| epoll.add(fd, token.encode(), Interest::Read).map_err(setup());
         add(std::os::fd::AsFd::as_fd(&wake.event), Token::Wake)?;
-        add(device.channel.fd(), Token::Channel)?;
-        add(device.context.events_fd(), Token::Device)?;
+        for (nic, device) in (0..).zip(&nics.devices) {
+            add(device.channel.fd(), Token::Channel(nic))?;
+            add(device.context.events_fd(), Token::Device(nic))?;
+        }
         let listening = config.listen.map(|address| {
             let failed = refused(format!("listening on {address}"));
             socket::listen(address).map_err(|errno| failed(errno.into()))
@@ -160,7 +174,8 @@ impl VerbsFabric {
         Ok(Self {
             table: Table::default(),
             regions: Regions::default(),
-            device,
+            nics,
+            avoided: Avoided::default(),
             listener,
             local,
             poll: config.poll,
@@ -185,23 +200,23 @@ impl VerbsFabric {
         self.local
     }
 
-    /// The device's name.
+    /// The names of the devices in use.
     #[must_use]
-    pub fn device_name(&self) -> &str {
-        self.device.context.name()
+    pub fn device_names(&self) -> Vec<&str> {
+        self.nics.devices.iter().map(Device::name).collect()
     }
 
-    /// The GID in use, with the reason.
+    /// The GID in use on each device, with the reason.
     #[must_use]
-    pub fn gid(&self) -> &GidChoice {
-        &self.device.choice
+    pub fn gids(&self) -> Vec<&GidChoice> {
+        self.nics.devices.iter().map(|device| &device.choice).collect()
     }
 
-    /// READs that one queue pair has on the wire at once (`max_rd_atomic`), as the device says; a
+    /// READs that one queue pair has on the wire at once (`max_rd_atomic`), as the devices say; a
     /// peer may take fewer.
     #[must_use]
     pub fn reads_issued(&self) -> u8 {
-        self.device.limits.reads_issued
+        self.nics.devices.iter().map(|device| device.limits.reads_issued).min().unwrap_or(0)
     }
 
     /// Completions that matched no READ outstanding and were dropped.
@@ -219,7 +234,8 @@ impl VerbsFabric {
     ) {
         let Some(connection) = self.table.find(id) else { return };
         let mut around = Surroundings {
-            device: &self.device,
+            nics: &self.nics,
+            avoided: &mut self.avoided,
             regions: &self.regions,
             epoll: &self.epoll,
             stale: &mut self.stale,
@@ -236,7 +252,8 @@ impl VerbsFabric {
     fn drain(&mut self, now: Timestamp, batch: &mut EventBatch) -> bool {
         let before = batch.events.len();
         let mut around = Surroundings {
-            device: &self.device,
+            nics: &self.nics,
+            avoided: &mut self.avoided,
             regions: &self.regions,
             epoll: &self.epoll,
             stale: &mut self.stale,
@@ -297,6 +314,9 @@ impl VerbsFabric {
                     return Ok(true);
                 }
             }
+            // What is waited for may need this processor: a software device works in kernel threads,
+            // and the scheduler lets a thread that spins finish its slice of milliseconds.
+            std::thread::yield_now();
             at = coarse();
             if at >= self.next_service && self.service(Duration::ZERO, batch)? {
                 return Ok(true);
@@ -335,14 +355,14 @@ impl Fabric for VerbsFabric {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             transport: "verbs",
-            reads_outstanding: self.device.reads as usize,
-            segments: self.device.segments as usize,
-            read_bytes: self.device.read_bytes,
+            reads_outstanding: self.nics.reads as usize,
+            segments: self.nics.segments as usize,
+            read_bytes: self.nics.read_bytes,
         }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
-        self.regions.register(&self.device.domain, memory, access)
+        self.regions.register(&self.nics, memory, access)
     }
 
     fn deregister(&mut self, region: RegionId) {
@@ -361,7 +381,7 @@ impl Fabric for VerbsFabric {
         let token = Token::Connection(id).encode();
         // An unwatched connection does nothing, and its deadline closes it.
         self.epoll.add(&socket, token, Interest::Write).ok();
-        self.table.put(id, Connection::dialed(id, socket, deadline));
+        self.table.put(id, Connection::dialed(id, socket, to.ip(), deadline));
         Ok(id)
     }
 
@@ -387,7 +407,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError> {
-        let most = self.device.reads as usize;
+        let most = self.nics.reads as usize;
         let open = self.table.get(connection).filter(|open| open.can_post());
         if open.ok_or(FabricError::Closed)?.outstanding() + batch.works.len() > most {
             return Err(FabricError::Full);
@@ -409,9 +429,9 @@ impl Fabric for VerbsFabric {
         }
         if self.lost && batch.events.is_empty() {
             return Err(FabricError::Os {
-                call: format!("polling {}", self.device_name()),
+                call: format!("polling {}", self.device_names().join(", ")),
                 source: std::io::ErrorKind::NotConnected.into(),
-                remedy: "the device is gone: bring it back and restart, or use --transport tcp",
+                remedy: "no device is left: bring one back and restart, or use --transport tcp",
             });
         }
         Ok(())

@@ -1,18 +1,55 @@
-//! How a connection spreads READs over its lanes.
+//! How a connection spreads READs over its lanes, and so over NICs.
+//!
+//! A READ goes to one lane, whole: a reliable connection answers in order, so a READ ends with its last
+//! part. It is cut where a registration ends, at either end, and at what the ports carry.
+
+use arrayvec::ArrayVec;
 
 use super::connection::{Connection, Surroundings};
-use super::lane::Lane;
-use crate::fabric::{CompletionStatus, ReadBatch, ReadWork, RegisteredSpan};
-use crate::sys::connections::Broken;
+use super::keys::{PeerKeys, PeerRegion, chunk, to_chunk_end};
+use super::lane::{Lane, Part, Rail};
+use super::link::Link;
+use super::messages::ASK;
+use super::regions::Regions;
+use crate::fabric::{
+    Completion, CompletionStatus, EventBatch, FabricEvent, ReadBatch, ReadWork, RegisteredSpan,
+    RemoteSpan,
+};
+use crate::limits::{NICS_MAX, READ_SEGMENTS_MAX};
+use crate::sys::connections::{Breakable, Broken};
+use crate::verbs::Segment;
 
 /// READs and bytes after which a list goes on to another lane: fewer do not pay for a second
 /// doorbell.
 const RUN_READS: usize = 32;
 const RUN_BYTES: u64 = 1 << 20;
 
+/// READs that follow each other on one lane.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    lane: usize,
+    reads: usize,
+    bytes: u64,
+    /// Work requests that the lane's completion queue still has room for.
+    room: usize,
+}
+
+/// What became of a READ that was to be put on a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    /// It is in a lane's list.
+    Listed,
+    /// It has to wait for completions.
+    NoRoom,
+    /// It has to wait for the peer's word about its region.
+    NoKey,
+    /// It can never be posted.
+    Refused(CompletionStatus),
+}
+
 impl Connection {
-    /// Posts READs for which there is room, one doorbell per lane. A READ whose local spans are wrong
-    /// breaks the connection: it completes as such, all others are flushed.
+    /// Takes READs for which there is room, and posts those that can be, one doorbell per lane. A READ
+    /// whose local spans are wrong breaks the connection: it completes as such, all others are flushed.
     pub(super) fn post(
         &mut self,
         batch: &ReadBatch,
@@ -21,36 +58,76 @@ impl Connection {
         let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
         let mut spans = batch.segments.as_slice();
         let mut works = batch.works.iter();
-        let (mut lane, mut run, mut run_bytes) = (None, 0, 0);
+        let mut run = None;
         let mut outcome = Ok(());
         for work in works.by_ref() {
-            if run >= RUN_READS || run_bytes >= RUN_BYTES {
-                (lane, run, run_bytes) = (None, 0, 0);
-            }
-            let at = lane.unwrap_or_else(|| idlest(&link.lanes));
             let part = spans.split_at_checked(usize::from(work.segments));
             let good = part.filter(|(segments, _)| is_valid(work, segments, around));
-            let (Some((segments, rest)), Some(to)) = (good, link.lanes.get_mut(at)) else {
+            let Some((segments, rest)) = good else {
                 self.stillborn.push((work.wr_id, CompletionStatus::LocalProtection));
                 outcome = Err(Broken::READ_FAILED);
                 break;
             };
             spans = rest;
-            // Devices take a segment of length 0 for one of 2 GiB.
-            let filled = segments.iter().filter(|span| span.len > 0);
-            to.add(work, filled.filter_map(|span| around.regions.local(span)));
-            (lane, run) = (Some(at), run + 1);
-            run_bytes += u64::from(work.remote.len);
+            // In order: what comes after a READ that waits waits too. A refusal is told by a poll.
+            if !self.parked.is_empty()
+                || place(link, &self.keys, around, &mut run, (work, segments)) != Placed::Listed
+            {
+                self.parked.push(work, segments);
+            }
         }
-        let mut refused = Vec::new();
+        let outcome = self.ring().and(outcome);
+        // The first one that failed has the fault, whichever way it failed.
+        for work in works {
+            let status = match self.stillborn.is_empty() {
+                true => CompletionStatus::LocalProtection,
+                false => CompletionStatus::Flushed,
+            };
+            self.stillborn.push((work.wr_id, status));
+        }
+        outcome.and_then(|()| self.ask())
+    }
+
+    /// Posts the READs that wait, as far as keys and room go. Answers whether there were any.
+    pub(super) fn unpark(&mut self, around: &Surroundings<'_>, batch: &mut EventBatch) -> bool {
+        if self.parked.is_empty() || self.is_broken() {
+            return false;
+        }
+        let before = self.parked.len();
+        let (mut run, mut outcome) = (None, Ok(()));
+        while let Some((work, spans)) = self.parked.front() {
+            let Some(link) = &mut self.link else { break };
+            match place(link, &self.keys, around, &mut run, (&work, &spans)) {
+                Placed::Listed => self.parked.pop(),
+                Placed::NoRoom | Placed::NoKey => break,
+                Placed::Refused(status) => {
+                    self.parked.pop();
+                    let (connection, wr_id) = (self.id, work.wr_id);
+                    let done = Completion { connection, wr_id, status };
+                    batch.events.push(FabricEvent::Completed(done));
+                    outcome = Err(Broken::READ_FAILED);
+                    break;
+                }
+            }
+        }
+        let any = self.parked.len() < before;
+        if let Err(broken) = self.ring().and(outcome).and_then(|()| self.ask()) {
+            self.cut(broken, around.now);
+        }
+        any
+    }
+
+    /// Rings the doorbells of all lanes with READs in their lists.
+    fn ring(&mut self) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        let (mut refused, mut outcome) = (Vec::new(), Ok(()));
         for lane in &mut link.lanes {
             if let Err(error) = lane.flush(&mut refused) {
                 tracing::warn!(%error, "the device refused READs");
                 outcome = Err(Broken::READ_FAILED);
             }
         }
-        for wr_id in refused.into_iter().chain(works.map(|work| work.wr_id)) {
-            // The first one that failed has the fault, whichever way it failed.
+        for wr_id in refused {
             let status = match self.stillborn.is_empty() {
                 true => CompletionStatus::LocalProtection,
                 false => CompletionStatus::Flushed,
@@ -59,18 +136,179 @@ impl Connection {
         }
         outcome
     }
+
+    /// Asks the peer for the key that the first READ waits for, once.
+    fn ask(&mut self) -> Result<(), Broken> {
+        let Some((work, _)) = self.parked.front() else { return Ok(()) };
+        let key = work.remote.rkey;
+        if self.parked.asked.is_some() || work.remote.len == 0 || self.keys.find(key).is_some() {
+            return Ok(());
+        }
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        self.parked.asked = Some(key);
+        link.messages.control(ASK, &key.to_le_bytes()).map_err(|error| {
+            tracing::warn!(%error, "a connection ends");
+            Broken::UNREACHABLE
+        })
+    }
 }
 
-fn idlest(lanes: &[Lane]) -> usize {
-    let load = |(_, lane): &(usize, &Lane)| (lane.bytes(), lane.outstanding());
-    lanes.iter().enumerate().min_by_key(load).map_or(0, |(index, _)| index)
+/// Puts a READ into a lane's list.
+fn place(
+    link: &mut Link,
+    keys: &PeerKeys,
+    around: &Surroundings<'_>,
+    run: &mut Option<Run>,
+    (work, spans): (&ReadWork, &[RegisteredSpan]),
+) -> Placed {
+    let goes_on = |run: &Run| run.reads < RUN_READS && run.bytes < RUN_BYTES && run.room > 0;
+    let Some(mut at) = run.filter(goes_on).or_else(|| begin(link)) else { return Placed::NoRoom };
+    let Some(lane) = link.lanes.get_mut(at.lane) else { return Placed::NoRoom };
+    let wr_id = work.wr_id;
+    let parts = if work.remote.len == 0 {
+        // No byte moves, so the key is nobody's business; but SoftRoCE looks it up when it repeats an
+        // answer, and a valid one is there mostly.
+        let nothing = RemoteSpan { rkey: 0, address: 0, len: 0 };
+        let region = keys.find(work.remote.rkey);
+        let remote = region.map_or(nothing, |region| region.nothing(lane.rail().peer));
+        lane.add(&Part { wr_id, remote, last: true }, std::iter::empty());
+        1
+    } else {
+        let Some(region) = keys.find(work.remote.rkey) else { return Placed::NoKey };
+        let Some(offset) = region.offset(&work.remote) else {
+            return Placed::Refused(CompletionStatus::RemoteAccess);
+        };
+        let cut = Cut { work, region, offset, rail: lane.rail(), regions: around.regions };
+        match cut.whole(spans) {
+            Some((remote, segments)) => {
+                lane.add(&Part { wr_id, remote, last: true }, segments.into_iter());
+                1
+            }
+            None => match add_parts(lane, &cut, spans, (around.nics.segments as usize, at.room)) {
+                Ok(parts) => parts,
+                Err(refused) => return refused,
+            },
+        }
+    };
+    at.reads += 1;
+    at.bytes += u64::from(work.remote.len);
+    at.room = at.room.saturating_sub(parts);
+    *run = Some(at);
+    Placed::Listed
+}
+
+/// Puts a READ into a lane's list in parts; answers how many.
+fn add_parts(
+    lane: &mut Lane,
+    cut: &Cut<'_>,
+    spans: &[RegisteredSpan],
+    (most, room): (usize, usize),
+) -> Result<usize, Placed> {
+    let mut parts = 0;
+    let counted = cut.parts(spans, most, |_, _| parts += 1);
+    counted.ok_or(Placed::Refused(CompletionStatus::LocalProtection))?;
+    if parts > room {
+        // Nothing is there to wait for where even an idle lane has no room for them.
+        let never = lane.outstanding() == 0 && parts > lane.depth();
+        let refused = Placed::Refused(CompletionStatus::LocalProtection);
+        return Err(if never { refused } else { Placed::NoRoom });
+    }
+    cut.parts(spans, most, |part, segments| lane.add(&part, segments.iter().copied()));
+    Ok(parts)
+}
+
+/// The lane with the least to do whose completion queue has room.
+fn begin(link: &Link) -> Option<Run> {
+    let mut used = [0; NICS_MAX];
+    for lane in &link.lanes {
+        if let Some(used) = used.get_mut(usize::from(lane.rail().nic)) {
+            *used += lane.outstanding();
+        }
+    }
+    let room = |lane: &Lane| {
+        let nic = lane.rail().nic;
+        let queue = link.queues.iter().find(|queue| queue.nic == nic);
+        let depth = queue.map_or(0, |queue| queue.depth);
+        depth.saturating_sub(used.get(usize::from(nic)).copied().unwrap_or(depth))
+    };
+    let open = link.lanes.iter().enumerate().map(|(index, lane)| (index, lane, room(lane)));
+    let open = open.filter(|(_, _, room)| *room > 0);
+    let (lane, _, room) = open.min_by_key(|(_, lane, _)| (lane.bytes(), lane.outstanding()))?;
+    Some(Run { lane, reads: 0, bytes: 0, room })
+}
+
+/// A READ of some bytes of a peer's region over a rail.
+#[derive(Debug, Clone, Copy)]
+struct Cut<'a> {
+    work: &'a ReadWork,
+    region: &'a PeerRegion,
+    offset: u64,
+    rail: Rail,
+    regions: &'a Regions,
+}
+
+impl Cut<'_> {
+    /// The READ as one work request; `None` where it must be cut.
+    fn whole(
+        &self,
+        spans: &[RegisteredSpan],
+    ) -> Option<(RemoteSpan, ArrayVec<Segment, READ_SEGMENTS_MAX>)> {
+        let len = self.work.remote.len;
+        let chunk = chunk(self.offset, len, self.region.shift)?;
+        if len > self.rail.longest {
+            return None;
+        }
+        let mut segments = ArrayVec::new();
+        // Devices take a segment of length 0 for one of 2 GiB.
+        for span in spans.iter().filter(|span| span.len > 0) {
+            segments.try_push(self.regions.local(span, self.rail.nic)?).ok()?;
+        }
+        let rkey = self.region.key(self.rail.peer, chunk);
+        Some((RemoteSpan { rkey, ..self.work.remote }, segments))
+    }
+
+    /// Gives `each` the parts of the READ, in order, each with at most `most` segments. `None` where a
+    /// local span is not registered.
+    fn parts(
+        &self,
+        spans: &[RegisteredSpan],
+        most: usize,
+        mut each: impl FnMut(Part, &[Segment]),
+    ) -> Option<()> {
+        let Self { work, region, rail, .. } = self;
+        let limit = |at| to_chunk_end(at, region.shift).min(u64::from(rail.longest));
+        let mut segments = ArrayVec::<Segment, READ_SEGMENTS_MAX>::new();
+        let (mut at, mut have, mut left) = (self.offset, 0, u64::from(work.remote.len));
+        for span in spans {
+            let mut span = *span;
+            while span.len > 0 {
+                let segment = self.regions.local_part(&span, rail.nic, limit(at) - have)?;
+                let taken = u64::from(segment.length);
+                (span.offset, span.len) = (span.offset + taken, span.len - segment.length);
+                (have, left) = (have + taken, left.saturating_sub(taken));
+                segments.try_push(segment).ok()?;
+                if have == limit(at) || left == 0 || segments.len() >= most.min(READ_SEGMENTS_MAX) {
+                    let chunk = usize::try_from(at >> region.shift).ok()?;
+                    let remote = RemoteSpan {
+                        rkey: region.key(rail.peer, chunk),
+                        address: work.remote.address + (at - self.offset),
+                        len: u32::try_from(have).ok()?,
+                    };
+                    each(Part { wr_id: work.wr_id, remote, last: left == 0 }, &segments);
+                    segments.clear();
+                    (at, have) = (at + have, 0);
+                }
+            }
+        }
+        Some(())
+    }
 }
 
 /// Whether the device can be given this READ.
 fn is_valid(work: &ReadWork, segments: &[RegisteredSpan], around: &Surroundings<'_>) -> bool {
     let total: u64 = segments.iter().map(|span| u64::from(span.len)).sum();
-    segments.len() <= around.device.segments as usize
-        && work.remote.len <= around.device.read_bytes
+    segments.len() <= around.nics.segments as usize
+        && work.remote.len <= around.nics.read_bytes
         && total == u64::from(work.remote.len)
-        && segments.iter().all(|span| around.regions.local(span).is_some())
+        && segments.iter().all(|span| around.regions.contains(span))
 }

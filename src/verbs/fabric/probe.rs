@@ -9,7 +9,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::device::Device;
-use super::hello::Hello;
+use super::hello::Card;
 use crate::fabric::{Access, FabricError};
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::memory::Mapping;
@@ -72,7 +72,7 @@ pub(super) struct PathEnds {
 }
 
 impl PathEnds {
-    pub(super) fn new(device: &Device, peer: &Hello, mtu: i32) -> Self {
+    pub(super) fn new(device: &Device, peer: &Card, mtu: i32) -> Self {
         let name = device.context.name().to_owned();
         Self { device: name, ours: device.choice.gid.raw, theirs: peer.gid, mtu }
     }

@@ -1,13 +1,20 @@
-//! The regions of one fabric. A deregistered one leaves at once for peers, and is kept as memory
-//! until no READ that was posted before can land in it.
+//! The regions of one fabric: each is registered with every NIC, in chunks where it is long. A
+//! deregistered one leaves at once for peers, and is kept as memory until no READ that was posted
+//! before can land in it.
+//!
+//! A region's key is the fabric's own and says nothing to a NIC; [`super::keys`] tells how a peer gets
+//! at the NICs' keys.
 
 use std::sync::Arc;
 
+use super::chunks::{Layout, register_all};
+use super::keys::{AnswerHeader, chunk};
+use super::nics::Nics;
 use super::table::Table;
 use crate::fabric::{Access, ConnectionId, FabricError, Region, RegionId, RegisteredSpan};
 use crate::limits::REGIONS_MAX;
 use crate::memory::Mapping;
-use crate::verbs::{MemoryRegion, ProtectionDomain, Segment};
+use crate::verbs::{MemoryRegion, Segment};
 
 /// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
 const REGISTRATIONS_MAX: usize = u16::MAX as usize;
@@ -16,7 +23,13 @@ const REGISTRATIONS_MAX: usize = u16::MAX as usize;
 struct Entry {
     region: Region,
     access: Access,
-    memory: MemoryRegion,
+    layout: Layout,
+    /// Local keys of all chunks on one NIC after the other, with 0 for a NIC that is gone: beside
+    /// each other, since every READ looks one up.
+    lkeys: Vec<u32>,
+    /// The registrations, in the same order.
+    parts: Vec<Option<MemoryRegion>>,
+    memory: Arc<Mapping>,
 }
 
 /// READs of one lane that may still land: those with lower numbers.
@@ -30,9 +43,9 @@ struct Wait {
 /// What is kept of a deregistered region.
 #[derive(Debug)]
 struct Grave {
-    /// The registration, where it gave peers nothing; it ends with the READs that it serves.
-    _region: Option<MemoryRegion>,
-    _memory: Option<Arc<Mapping>>,
+    /// The registrations, where they gave peers nothing; they end with the READs that they serve.
+    _parts: Vec<Option<MemoryRegion>>,
+    _memory: Arc<Mapping>,
     waits: Vec<Wait>,
 }
 
@@ -47,7 +60,7 @@ pub(super) struct Regions {
 impl Regions {
     pub(super) fn register(
         &mut self,
-        domain: &Arc<ProtectionDomain>,
+        nics: &Nics,
         memory: Arc<Mapping>,
         access: Access,
     ) -> Result<Region, FabricError> {
@@ -58,15 +71,21 @@ impl Regions {
             what: "registrations in the life of one fabric",
             limit: REGISTRATIONS_MAX,
         })?;
-        let memory = MemoryRegion::new(domain, memory, access)?;
-        let region = Region {
-            id: RegionId(id),
-            rkey: memory.rkey(),
-            address: memory.address(),
-            len: memory.len(),
-        };
+        let layout = Layout::new(memory.len(), nics.chunk_bytes)?;
+        let parts = register_all(nics, layout, &memory, access)?;
+        let first = parts.iter().flatten().next().map_or(0, MemoryRegion::address);
+        // The number makes the key one of its kind, the random half a stale or guessed one useless.
+        let random = getrandom::u32().map_err(|error| FabricError::Os {
+            call: "getrandom".to_owned(),
+            source: std::io::Error::other(error),
+            remedy: "allow the getrandom system call in the container's seccomp profile",
+        })?;
+        let rkey = random << 16 | u32::from(id);
+        let region = Region { id: RegionId(id), rkey, address: first, len: memory.len() };
         self.next += 1;
-        self.entries.push(Entry { region, access, memory });
+        let lkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::lkey);
+        let lkeys = parts.iter().map(lkey).collect();
+        self.entries.push(Entry { region, access, layout, lkeys, parts, memory });
         Ok(region)
     }
 
@@ -86,10 +105,9 @@ impl Regions {
         if waits.is_empty() {
             return;
         }
-        let memory = entry.memory.memory().cloned();
         // What peers could read ends here and now; our own READs then fail, and their memory waits.
-        let region = (entry.access == Access::Local).then_some(entry.memory);
-        self.graves.push(Grave { _region: region, _memory: memory, waits });
+        let parts = if entry.access == Access::Local { entry.parts } else { Vec::new() };
+        self.graves.push(Grave { _parts: parts, _memory: entry.memory, waits });
     }
 
     /// Lets go of deregistered regions in which nothing can land any more.
@@ -103,14 +121,57 @@ impl Regions {
         self.graves.retain(|grave| !grave.waits.is_empty());
     }
 
-    /// A local span as the device names it; `None` where it is not registered.
-    pub(super) fn local(&self, span: &RegisteredSpan) -> Option<Segment> {
+    fn entry(&self, span: &RegisteredSpan) -> Option<&Entry> {
         let entry = self.entries.iter().find(|entry| entry.region.id == span.region)?;
         let end = span.offset.checked_add(u64::from(span.len))?;
-        (end <= entry.region.len).then(|| Segment {
-            addr: entry.region.address + span.offset,
-            length: span.len,
-            lkey: entry.memory.lkey(),
-        })
+        (end <= entry.region.len).then_some(entry)
+    }
+
+    /// Whether a local span is registered.
+    pub(super) fn contains(&self, span: &RegisteredSpan) -> bool {
+        self.entry(span).is_some()
+    }
+
+    /// A local span as a NIC names it; `None` where it is not registered, or lies in several chunks.
+    pub(super) fn local(&self, span: &RegisteredSpan, nic: u8) -> Option<Segment> {
+        let entry = self.entry(span)?;
+        let chunk = chunk(span.offset, span.len, entry.layout.shift)?;
+        let lkey = entry.lkeys.get(usize::from(nic) * entry.layout.chunks + chunk)?;
+        let addr = entry.region.address + span.offset;
+        Some(Segment { addr, length: span.len, lkey: *lkey })
+    }
+
+    /// The first part of a local span that lies in one chunk, at most `longest` bytes of it.
+    pub(super) fn local_part(
+        &self,
+        span: &RegisteredSpan,
+        nic: u8,
+        longest: u64,
+    ) -> Option<Segment> {
+        let entry = self.entry(span)?;
+        let room = super::keys::to_chunk_end(span.offset, entry.layout.shift).min(longest);
+        let len = u32::try_from(room).unwrap_or(u32::MAX).min(span.len);
+        self.local(&RegisteredSpan { len, ..*span }, nic)
+    }
+
+    /// What a peer that asks for the keys of a region is told. Without regions to show, or where none
+    /// of them has this key for peers: that there is none.
+    pub(super) fn answer(shown: Option<&Self>, key: u32, nics: &Nics) -> Vec<u8> {
+        let served =
+            |entry: &&Entry| entry.region.rkey == key && entry.access == Access::RemoteRead;
+        let entry = shown.and_then(|regions| regions.entries.iter().find(served));
+        let head = AnswerHeader {
+            key,
+            shift: entry.map_or(Layout::SHIFT_MIN, |entry| entry.layout.shift),
+            chunks: entry.map_or(0, |entry| u32::try_from(entry.layout.chunks).unwrap_or(0)),
+            nics: u32::try_from(nics.devices.len()).unwrap_or(0),
+            address: entry.map_or(0, |entry| entry.region.address),
+            len: entry.map_or(0, |entry| entry.region.len),
+        };
+        let rkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::rkey);
+        let keys = entry.into_iter().flat_map(|entry| entry.parts.iter().map(rkey));
+        let mut bytes = bytemuck::bytes_of(&head).to_vec();
+        keys.for_each(|key| bytes.extend_from_slice(&key.to_le_bytes()));
+        bytes
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::connection::Connection;
+use super::device::Device;
 use super::table::Token;
 use super::{SWEEP, VerbsFabric};
 use crate::fabric::{EventBatch, FabricError};
@@ -48,8 +49,8 @@ impl VerbsFabric {
                     self.wake.event.drain().ok();
                     self.wake.take();
                 }
-                Token::Channel => self.disarm(),
-                Token::Device => self.take_events(now, batch),
+                Token::Channel(nic) => self.disarm(nic),
+                Token::Device(nic) => self.take_events(nic, now, batch),
                 Token::Listener => self.accept(now),
                 Token::Connection(id) => {
                     // What the peer sent before it closed comes first.
@@ -67,13 +68,15 @@ impl VerbsFabric {
         Ok(woken)
     }
 
-    /// Takes completion events: their queues must be armed again before a wait.
-    fn disarm(&mut self) {
-        while let Some(token) = self.device.channel.next() {
+    /// Takes completion events of a NIC: their queues must be armed again before a wait.
+    fn disarm(&mut self, nic: u8) {
+        let Some(device) = self.nics.get(nic) else { return };
+        while let Some(token) = device.channel.next() {
             if let Token::Connection(id) = Token::decode(token)
                 && let Some(link) = self.table.find(id).and_then(Connection::link_mut)
+                && let Some(queue) = link.queues.iter_mut().find(|queue| queue.nic == nic)
             {
-                link.armed = false;
+                queue.armed = false;
             }
         }
     }
@@ -81,19 +84,22 @@ impl VerbsFabric {
     /// Makes the next completion of each connection end a wait.
     pub(super) fn arm(&mut self, now: Timestamp) {
         for (_, connection) in self.table.iter_mut() {
-            let Some(link) = connection.link_mut().filter(|link| !link.armed) else { continue };
-            match link.cq.arm() {
-                Ok(()) => link.armed = true,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection ends");
-                    connection.cut(Broken::UNREACHABLE, now);
+            let Some(link) = connection.link_mut() else { continue };
+            for queue in link.queues.iter_mut().filter(|queue| !queue.armed) {
+                match queue.cq.arm() {
+                    Ok(()) => queue.armed = true,
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection ends");
+                        connection.cut(Broken::UNREACHABLE, now);
+                        break;
+                    }
                 }
             }
         }
     }
 
-    fn take_events(&mut self, now: Timestamp, batch: &mut EventBatch) {
-        while let Some(event) = self.device.context.next_event() {
+    fn take_events(&mut self, nic: u8, now: Timestamp, batch: &mut EventBatch) {
+        while let Some(event) = self.nics.get(nic).and_then(|device| device.context.next_event()) {
             match event {
                 AsyncEvent::QueuePair(token) => {
                     if let Token::Connection(id) = Token::decode(token) {
@@ -109,20 +115,53 @@ impl VerbsFabric {
                         self.with(id, now, |_, _| Err(Broken::UNREACHABLE));
                     }
                 }
-                AsyncEvent::DeviceFatal => {
-                    tracing::error!(device = self.device_name(), "the RDMA device is gone");
-                    self.lost = true;
-                    for (_, connection) in self.table.iter_mut() {
-                        connection.cut(Broken::UNREACHABLE, now);
+                other => {
+                    self.take_device_event(nic, &other);
+                    if self.nics.get(nic).is_some_and(|device| device.gone)
+                        || self.nics.has_other(nic) && !self.is_usable(nic)
+                    {
+                        self.leave(nic, now);
                     }
                 }
-                AsyncEvent::PortDown(port) if port == self.device.port.number => {
-                    tracing::warn!(device = self.device_name(), port, "the port went down");
-                }
-                AsyncEvent::PortActive(port) if port == self.device.port.number => {
-                    tracing::info!(device = self.device_name(), port, "the port is up");
-                }
-                other => tracing::debug!(device = self.device_name(), ?other, "device event"),
+            }
+        }
+    }
+
+    fn is_usable(&self, nic: u8) -> bool {
+        self.nics.get(nic).is_some_and(Device::is_usable)
+    }
+
+    /// Notes what happened to a NIC or its port.
+    fn take_device_event(&mut self, nic: u8, event: &AsyncEvent) {
+        let Some(device) = self.nics.devices.get_mut(usize::from(nic)) else { return };
+        let name = device.context.name().to_owned();
+        match *event {
+            AsyncEvent::DeviceFatal => {
+                tracing::error!(device = name, "the RDMA device is gone");
+                device.gone = true;
+                // What is gone has nothing more to say, and its descriptors may be ready for ever.
+                self.epoll.delete(device.context.events_fd()).ok();
+                self.epoll.delete(device.channel.fd()).ok();
+                self.lost = self.nics.devices.iter().all(|device| device.gone);
+            }
+            AsyncEvent::PortDown(port) if port == device.port.number => {
+                tracing::warn!(device = name, port, "the port went down");
+                device.up = false;
+            }
+            AsyncEvent::PortActive(port) if port == device.port.number => {
+                tracing::info!(device = name, port, "the port is up");
+                device.refresh();
+            }
+            AsyncEvent::GidChange(port) if port == device.port.number => device.refresh(),
+            ref other => tracing::debug!(device = name, ?other, "device event"),
+        }
+    }
+
+    /// Ends the connections that use a NIC. Fresh ones go over those that are left.
+    fn leave(&mut self, nic: u8, now: Timestamp) {
+        for (_, connection) in self.table.iter_mut() {
+            if connection.link_mut().is_some_and(|link| link.uses(nic)) {
+                connection.cut(Broken::NIC_LOST, now);
             }
         }
     }

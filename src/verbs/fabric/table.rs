@@ -12,8 +12,10 @@ use crate::sys::connections::Connections;
 pub(super) enum Token {
     Listener,
     Wake,
-    Channel,
-    Device,
+    /// The completion channel of a NIC.
+    Channel(u8),
+    /// The asynchronous events of a NIC.
+    Device(u8),
     Connection(ConnectionId),
 }
 
@@ -24,8 +26,8 @@ impl Token {
         let (generation, slot) = match self {
             Self::Listener => (0, u32::MAX),
             Self::Wake => (0, u32::MAX - 1),
-            Self::Channel => (0, u32::MAX - 2),
-            Self::Device => (0, u32::MAX - 3),
+            Self::Channel(nic) => (nic.into(), u32::MAX - 2),
+            Self::Device(nic) => (nic.into(), u32::MAX - 3),
             Self::Connection(id) => (id.generation, id.slot),
         };
         u64::from(generation) << 32 | u64::from(slot)
@@ -40,8 +42,8 @@ impl Token {
         match u32::MAX - id.slot {
             0 => Self::Listener,
             1 => Self::Wake,
-            2 => Self::Channel,
-            3 => Self::Device,
+            2 => Self::Channel(id.generation as u8),
+            3 => Self::Device(id.generation as u8),
             _ => Self::Connection(id),
         }
     }
@@ -57,7 +59,7 @@ mod tests {
     #[test]
     fn tokens_survive_the_kernel() {
         let id = ConnectionId { slot: 1023, generation: u32::MAX };
-        let others = [Token::Listener, Token::Wake, Token::Channel, Token::Device];
+        let others = [Token::Listener, Token::Wake, Token::Channel(7), Token::Device(7)];
         for token in others.into_iter().chain([Token::Connection(id)]) {
             assert_eq!(Token::decode(token.encode()), token);
         }

@@ -116,3 +116,23 @@ one_device() {
     add_rxe rxe0 d0
     export KVRAIL_RDMA_DEVICE=rxe0
 }
+
+# two_devices FIRST SECOND: two devices on the ends of a veth pair, so that packets between them cross it.
+two_devices() {
+    ip link add v0 type veth peer name v1
+    local netdev number=0
+    for netdev in v0 v1; do
+        ip link set "$netdev" mtu 4500 up
+        ip addr add "10.78.0.$((number + 1))/24" dev "$netdev"
+        number=$((number + 1))
+    done
+    # Both addresses are this host's own: without these two the kernel drops what arrives from itself.
+    for netdev in all v0 v1; do
+        echo 1 >"/proc/sys/net/ipv4/conf/$netdev/accept_local"
+        echo 0 >"/proc/sys/net/ipv4/conf/$netdev/rp_filter"
+    done
+    add_rxe "$1" v0
+    add_rxe "$2" v1
+    # For tests that set netem, or count packets.
+    export KVRAIL_TEST_NETDEVS="v0 v1"
+}

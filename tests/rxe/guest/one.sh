@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The test binaries, the demo and a short bench on one device: the guest's own, or KVRAIL_RDMA_DEVICE on the host.
+# The test binaries, the demo and a short bench on one device: the guest's own, or KVRAIL_RDMA_DEVICE on the
+# host. In a guest there are two more, for what needs several.
 set -euo pipefail
 . tests/rxe/guest/common.sh
 
@@ -7,6 +8,8 @@ if [[ -z ${KVRAIL_RDMA_DEVICE:-} ]]; then
     one_device
     # The interface below the device, which the fault tests take down.
     export KVRAIL_RDMA_NETDEV=d0
+    two_devices rxe1 rxe2
+    export KVRAIL_RDMA_NICS="rxe0 rxe1 rxe2"
 fi
 # Tests that take the device away, or count what it holds, want it for themselves.
 export RUST_TEST_THREADS=1

@@ -4,26 +4,6 @@
 set -euo pipefail
 . tests/rxe/guest/common.sh
 
-two_devices() {
-    ip link add v0 type veth peer name v1
-    local netdev number=0
-    for netdev in v0 v1; do
-        ip link set "$netdev" mtu 4500 up
-        ip addr add "10.78.0.$((number + 1))/24" dev "$netdev"
-        number=$((number + 1))
-    done
-    # Both addresses are this host's own: without these two the kernel drops what arrives from itself.
-    for netdev in all v0 v1; do
-        echo 1 >"/proc/sys/net/ipv4/conf/$netdev/accept_local"
-        echo 0 >"/proc/sys/net/ipv4/conf/$netdev/rp_filter"
-    done
-    add_rxe rxe0 v0
-    add_rxe rxe1 v1
-    export KVRAIL_RDMA_DEVICE=rxe0 KVRAIL_RDMA_PEER_DEVICE=rxe1
-    # For tests that set netem by themselves.
-    export KVRAIL_TEST_NETDEVS="v0 v1"
-}
-
 # netem WORDS...: on both ends; nothing takes it away.
 netem() {
     local netdev
@@ -80,7 +60,8 @@ loss_is_repaired() {
 export RUST_TEST_THREADS=1 RXE_NETEM=${RXE_NETEM-delay 10ms loss 5%}
 # A round takes several times the wire's delay.
 export KVRAIL_TEST_ROUNDS=${KVRAIL_TEST_ROUNDS:-200}
-two_devices
+two_devices rxe0 rxe1
+export KVRAIL_RDMA_DEVICE=rxe0 KVRAIL_RDMA_PEER_DEVICE=rxe1
 check packets_cross_the_pair packets_cross_the_pair
 check delay_reaches_reads delay_reaches_reads
 check loss_is_repaired loss_is_repaired

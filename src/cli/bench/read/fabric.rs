@@ -14,10 +14,10 @@ use crate::verbs::{PollMode, VerbsConfig, VerbsFabric};
 /// The device, on each end by itself.
 #[derive(Debug, Clone, Default, Args)]
 pub struct DeviceArgs {
-    /// RDMA device, such as mlx5_0 [default: the first that works]
-    #[arg(long, value_name = "NAME")]
-    pub rdma_device: Option<String>,
-    /// Index of the GID that the other end is told [default: RoCE v2 on IPv4 before others]
+    /// RDMA devices, such as mlx5_0 [default: all of the fastest]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub rdma_device: Vec<String>,
+    /// Index of the GID on each of them [default: RoCE v2 on IPv4 before others]
     #[arg(long, value_name = "INDEX")]
     pub gid_index: Option<u32>,
     /// How a thread waits on an RDMA device: busy, adaptive or event [default: adaptive]
@@ -93,7 +93,7 @@ pub(super) fn verbs(
 ) -> Result<VerbsFabric, CliError> {
     let made = VerbsFabric::new(&VerbsConfig {
         listen,
-        device: device.rdma_device.clone(),
+        devices: device.rdma_device.clone(),
         gid_index: device.gid_index,
         lanes: streams,
         poll: device.poll.unwrap_or_default(),

@@ -1,0 +1,347 @@
+//! A node and a registry on a network that delays, loses, repeats and reorders, in simulated time. The
+//! registry restarts empty, loses some of what it knew, and lists what nobody holds. When all is quiet
+//! it knows exactly what is true.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex as StdMutex;
+
+use super::*;
+use crate::registry::{
+    Batch, Directory, DirectoryOptions, Heartbeat, Missing, NodeIdentity, PlanQuery,
+};
+use crate::types::{BlockHash, NamespaceId};
+
+const KEYS: u32 = 64;
+
+/// Seeds of one run.
+const SEEDS: u64 = 60;
+
+/// After so long a sender gives a call up.
+const PATIENCE: Duration = Duration::from_millis(30);
+
+fn key(number: u32) -> BlockKey {
+    BlockKey { namespace: NamespaceId(1), hash: BlockHash::new(&number.to_le_bytes()).unwrap() }
+}
+
+fn identity() -> NodeIdentity {
+    NodeIdentity { node: NodeId([1; 16]), epoch: NodeEpoch(1), address: "a:1".to_owned() }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+}
+
+#[derive(Debug)]
+struct Truth {
+    held: StdMutex<BTreeSet<u32>>,
+    prints: Vec<Fingerprint>,
+}
+
+impl Truth {
+    fn new() -> Self {
+        let prints = (0..KEYS).map(|number| Fingerprint::of(&key(number))).collect();
+        Self { held: StdMutex::default(), prints }
+    }
+}
+
+impl Residents for Truth {
+    fn list(&self, cursor: u32, max: usize, out: &mut Vec<BlockKey>) -> Option<u32> {
+        let end = cursor.saturating_add(u32::try_from(max).unwrap()).min(KEYS);
+        out.extend(self.held.lock().unwrap().range(cursor..end).map(|number| key(*number)));
+        (end < KEYS).then_some(end)
+    }
+
+    fn digest(&self, partition: Partition) -> Option<u64> {
+        let held = self.held.lock().unwrap();
+        let numbered = (0..).zip(&self.prints);
+        let here = numbered.filter(|(_, print)| print.partition() == partition);
+        let here = here.filter(|(number, _)| held.contains(number)).map(|(_, print)| print);
+        Some(here.fold(0, |sum, print| sum ^ print.digest()))
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Answer {
+    Beat(Result<Beat, RegistryError>),
+    Announced(Result<Announced, RegistryError>),
+    Withdrawn(Result<Option<RegistryEpoch>, RegistryError>),
+}
+
+#[derive(Debug)]
+struct Underway {
+    call: Call,
+    /// When it arrives; `None` once it did, or where it is lost.
+    arrives: Option<Timestamp>,
+    /// Whether it arrives once more, later.
+    repeats: bool,
+    /// The answer and when it arrives; `None` where it is lost.
+    answer: Option<(Timestamp, Answer)>,
+    given_up: Timestamp,
+    /// Whether the sender still waits.
+    waits: bool,
+}
+
+struct World {
+    random: Random,
+    now: Timestamp,
+    epoch: u64,
+    directory: Directory,
+    announcing: Announcing,
+    pending: Mutex<Pending>,
+    truth: Truth,
+    underway: Vec<Underway>,
+    faults: bool,
+    most_underway: usize,
+}
+
+fn directory(epoch: u64) -> Directory {
+    Directory::new(RegistryEpoch(epoch), DirectoryOptions::default())
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let options = AnnounceOptions {
+            heartbeat_interval: Duration::from_millis(40),
+            flush_interval: Duration::from_millis(1),
+            batch: 4,
+            in_flight: 1 + usize::try_from(seed % 6).unwrap(),
+            backoff: (Duration::from_millis(2), Duration::from_millis(20)),
+            pending_max: if seed % 5 == 0 { 12 } else { 1000 },
+            ..AnnounceOptions::default()
+        };
+        Self {
+            random: Random(seed),
+            now: Timestamp::ZERO,
+            epoch: 1,
+            directory: directory(1),
+            announcing: Announcing::new(&identity(), options),
+            pending: Mutex::new(Pending::new(options.pending_max)),
+            truth: Truth::new(),
+            underway: Vec::new(),
+            faults: true,
+            most_underway: 0,
+        }
+    }
+
+    fn flip(&mut self) {
+        let number = u32::try_from(self.random.below(KEYS.into())).unwrap();
+        let mut held = self.truth.held.lock().unwrap();
+        let resident = held.insert(number);
+        if !resident {
+            held.remove(&number);
+        }
+        drop(held);
+        self.pending.lock().unwrap().note(key(number), resident);
+    }
+
+    /// What befalls the registry.
+    fn harm(&mut self) {
+        let keys = [key(u32::try_from(self.random.below(KEYS.into())).unwrap())];
+        let least = if self.faults { 0 } else { 1 };
+        match least + self.random.below(8 - least) {
+            0 => {
+                self.epoch += 1;
+                self.directory = directory(self.epoch);
+            }
+            1..=3 => {
+                let missing = Missing { owner: NodeId([1; 16]), epoch: NodeEpoch(1), keys: &keys };
+                self.directory.report_missing(missing, self.now).unwrap();
+            }
+            _ => {
+                let registration = self.announcing.registration().map_or(0, |known| known.number);
+                let (node, epoch) = (NodeId([1; 16]), NodeEpoch(1));
+                let stamp = Stamp { node, epoch, registration, sequence: u64::MAX, settled: 0 };
+                // Where the node is not registered, nothing is listed.
+                drop(self.directory.announce(Batch { stamp, keys: &keys }, self.now));
+            }
+        }
+    }
+
+    fn delay(&mut self) -> Duration {
+        let most = if self.faults && self.random.one_in(8) { 200_000 } else { 9_000 };
+        Duration::from_micros(self.random.below(most))
+    }
+
+    fn send(&mut self, call: Call) {
+        let lost = self.faults && self.random.one_in(12);
+        let arrives = (!lost).then(|| self.now + self.delay());
+        let repeats = self.faults && self.random.one_in(10);
+        let given_up = self.now + PATIENCE;
+        let underway = Underway { call, arrives, repeats, answer: None, given_up, waits: true };
+        self.underway.push(underway);
+        let waiting = self.underway.iter().filter(|call| call.waits).count();
+        self.most_underway = self.most_underway.max(waiting);
+    }
+
+    fn apply(&self, call: &Call) -> Answer {
+        let now = self.now;
+        match call {
+            Call::Heartbeat { presence, load, digests } => {
+                let heartbeat = Heartbeat { presence: *presence, load: *load, digests };
+                Answer::Beat(self.directory.heartbeat(&identity(), heartbeat, now))
+            }
+            Call::Announce { stamp, keys } => {
+                Answer::Announced(self.directory.announce(Batch { stamp: *stamp, keys }, now))
+            }
+            Call::Withdraw { stamp, keys } => {
+                let answer = self.directory.withdraw(Batch { stamp: *stamp, keys }, now);
+                Answer::Withdrawn(answer.map(|answer| Some(answer.registry)))
+            }
+            Call::Forget { stamp, partition } => {
+                let answer = self.directory.forget(*stamp, *partition, now);
+                Answer::Withdrawn(answer.map(|()| None))
+            }
+        }
+    }
+
+    fn arrive(&mut self, at: usize) {
+        let answer = self.apply(&self.underway[at].call);
+        let (delay, again) = (self.delay(), self.delay());
+        let lost = self.faults && self.random.one_in(12);
+        let underway = &mut self.underway[at];
+        underway.arrives = underway.repeats.then(|| self.now + again);
+        if underway.answer.is_none() && !lost {
+            underway.answer = Some((self.now + delay, answer));
+        }
+        underway.repeats = false;
+    }
+
+    fn answer(&mut self, at: usize, answer: Answer) {
+        self.underway[at].waits = false;
+        let (pending, now) = (&self.pending, self.now);
+        match (&self.underway[at].call, &answer) {
+            (_, Answer::Beat(answer)) => self.announcing.handle_beat(answer.as_ref(), pending, now),
+            (Call::Announce { stamp, keys }, Answer::Announced(answer)) => {
+                let answer = answer.as_ref().map(|answer| (answer, keys.as_slice()));
+                self.announcing.handle_announced(stamp, answer, pending, now);
+            }
+            (
+                Call::Withdraw { stamp, .. } | Call::Forget { stamp, .. },
+                Answer::Withdrawn(answer),
+            ) => self.announcing.handle_withdrawn(stamp, answer.as_ref().copied(), pending, now),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn give_up(&mut self, at: usize) {
+        let lost = RegistryError::TimedOut(PATIENCE);
+        let answer = match &self.underway[at].call {
+            Call::Heartbeat { .. } => Answer::Beat(Err(lost)),
+            Call::Announce { .. } => Answer::Announced(Err(lost)),
+            _ => Answer::Withdrawn(Err(lost)),
+        };
+        self.answer(at, answer);
+    }
+
+    /// Goes on to the next thing that happens, at most until `until`.
+    fn step(&mut self, until: Timestamp) {
+        while let Some(call) = self.announcing.poll_call(&self.pending, &self.truth, self.now) {
+            self.send(call);
+        }
+        let wake = self.announcing.next_wake(&self.pending, self.now);
+        let events = self.underway.iter().flat_map(|call| {
+            let answer = call.answer.as_ref().map(|(at, _)| *at);
+            let waits = call.waits.then(|| answer.unwrap_or(call.given_up).min(call.given_up));
+            [call.arrives, waits].into_iter().flatten()
+        });
+        let next = events.chain([wake, until]).fold(until, Timestamp::min);
+        self.now = self.now.max(next);
+        for at in 0..self.underway.len() {
+            if self.underway[at].arrives.is_some_and(|arrives| arrives <= self.now) {
+                self.arrive(at);
+            }
+            let underway = &self.underway[at];
+            if !underway.waits {
+                continue;
+            }
+            match underway.answer.clone() {
+                Some((due, answer)) if due <= self.now => self.answer(at, answer),
+                _ if underway.given_up <= self.now => self.give_up(at),
+                _ => {}
+            }
+        }
+        self.underway.retain(|call| call.waits || call.arrives.is_some());
+    }
+
+    fn run_for(&mut self, span: Duration) {
+        let until = self.now + span;
+        let mut steps = 0_u32;
+        while self.now < until {
+            self.step(until);
+            steps += 1;
+            assert!(steps < 2_000_000, "it spins at {:?}: {:?}", self.now, self.announcing);
+        }
+    }
+
+    fn listed(&self) -> BTreeSet<u32> {
+        let is_listed = |number: &u32| {
+            let asker = NodeId([9; 16]);
+            let query = PlanQuery { asker, keys: &[key(*number)], avoid: &[], choice: 0 };
+            self.directory.plan(query, self.now).unwrap().missing == 0
+        };
+        (0..KEYS).filter(is_listed).collect()
+    }
+}
+
+#[test]
+fn whatever_is_lost_late_or_repeated_the_registry_ends_with_the_truth() {
+    let mut seen = (0, 0, 0);
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed);
+        for _ in 0..300 {
+            for _ in 0..world.random.below(4) {
+                world.flip();
+            }
+            if world.random.one_in(60) {
+                world.harm();
+            }
+            let span = Duration::from_micros(world.random.below(6_000));
+            world.run_for(span);
+        }
+        world.faults = false;
+        world.run_for(Duration::from_secs(2));
+        // Nothing but the digests tells of these.
+        (0..8).for_each(|_| world.harm());
+        world.run_for(Duration::from_secs(3));
+        let pending = world.pending.lock().unwrap();
+        assert_eq!(pending.len(), 0, "seed {seed}");
+        drop(pending);
+        let truth = world.truth.held.lock().unwrap().clone();
+        assert_eq!(world.listed(), truth, "seed {seed}: {:?}", world.announcing);
+        let (full, partial) = world.announcing.resyncs();
+        seen = (seen.0 + full, seen.1 + partial, seen.2.max(world.most_underway));
+    }
+    let (full, partial, underway) = seen;
+    assert!(full >= SEEDS && partial >= SEEDS && underway > 4, "hardly tried: {seen:?}");
+}
+
+#[test]
+fn a_quiet_node_only_sends_heartbeats() {
+    let mut world = World::new(7);
+    world.faults = false;
+    world.flip();
+    world.run_for(Duration::from_secs(1));
+    assert!(world.announcing.is_connected() && !world.announcing.is_resyncing());
+    assert_eq!(world.pending.lock().unwrap().answered(), 1);
+    let started = world.now;
+    while world.now < started + Duration::from_secs(1) {
+        let call = world.announcing.poll_call(&world.pending, &world.truth, world.now);
+        assert!(matches!(call, None | Some(Call::Heartbeat { presence: Presence::Here, .. })));
+        call.into_iter().for_each(|call| world.send(call));
+        world.step(started + Duration::from_secs(1));
+    }
+    assert_eq!(world.announcing.resyncs(), (1, 0));
+}

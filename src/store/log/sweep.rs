@@ -1,0 +1,204 @@
+//! Keeps the logs short: replaces runs of chunks by one with what still counts.
+//!
+//! While more than [`SLACK`] times the chunks are used that a store without garbage needs, each new
+//! chunk pays for looks at [`LOOKS`] others. One hand goes round all logs. A run begins behind the
+//! hand and is as long as what is to be kept of it fits one chunk. Its chunks are frozen one after the
+//! other, by a mark in their links, so that it is one piece; then the link that leads to it is
+//! exchanged for one to a new chunk, which holds the entries that are kept, with the positions that
+//! they had, and leads on to what followed. So the order stays, and no reader sees half of it: an
+//! entry is in the run or in its replacement. Whoever stops within this has taken nothing away:
+//! frozen chunks are read and swept like others, only nothing can be exchanged behind one until it is
+//! part of a run itself.
+//!
+//! What is undecided is kept. An entry that was appended for a touch counts only later, and the hole
+//! that a sweep would make of it could never be found again.
+//!
+//! # Bound
+//!
+//! Let `c` be the chunks that all residents fill. After a round of the hand, two chunks that follow
+//! each other and were looked at hold more than fits one, unless a run was as long as [`RUN`]. So of
+//! `n` chunks that a round began with, at most `2 * c + n / RUN` are left, and `n / LOOKS` were made
+//! meanwhile. Sweeping begins at `3 * c`, and the fixed point of this is below that; so never more than
+//! about `3.4 * c` chunks are used, 31 bytes for each resident, plus the ends of logs, and a round more
+//! for a thread that was overtaken within a step and lost the hand its place.
+
+use arrayvec::ArrayVec;
+
+use super::{
+    CHUNKS_SPARE, ENTRIES, Logs, MARK, NIL, Placed, Worth, link_to, number_of, position, void,
+};
+use crate::limits;
+use crate::sync::{Cell, Shared};
+use crate::types::EvictionRank;
+
+/// Below so many times the chunks that a store without garbage needs, nothing is swept.
+const SLACK: usize = 3;
+/// The chunks that there are, in the same measure.
+const RESERVE: usize = 5;
+/// Chunks that the making of one looks at.
+const LOOKS: usize = 8;
+/// Chunks that one can replace.
+const RUN: usize = 8;
+
+/// So many chunks may be used before anything is swept, and so many there are.
+pub(super) fn bounds(capacity: usize) -> (u64, usize) {
+    let full = capacity.div_ceil(ENTRIES);
+    let enough = if cfg!(any(test, shuttle)) { 0 } else { SLACK * full + 64 };
+    (enough as u64, RESERVE * full + CHUNKS_SPARE)
+}
+
+/// An entry that is kept, and the count of its placement.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    entry: u64,
+    count: u64,
+}
+
+/// Chunks that follow each other, and what is to be kept of them.
+#[derive(Debug)]
+struct Run {
+    rank: EvictionRank,
+    /// The links that lead to them, one after the other, and to what follows.
+    links: ArrayVec<u64, RUN>,
+    next: u64,
+    kept: ArrayVec<Kept, ENTRIES>,
+}
+
+impl Logs {
+    /// Pays for one new chunk.
+    pub(super) fn sweep(&self, worth: &impl Fn(Placed) -> Worth) {
+        let (mut looks, mut logs) = (LOOKS, usize::from(limits::RANK_MAX));
+        while looks > 0 && logs > 0 && self.used.get() > self.enough {
+            match self.look(worth) {
+                0 => logs -= 1,
+                chunks => looks = looks.saturating_sub(chunks),
+            }
+        }
+    }
+
+    /// Looks behind the hand and moves it on. Answers how many chunks that took; none where the hand
+    /// went to the next log.
+    fn look(&self, worth: &impl Fn(Placed) -> Worth) -> usize {
+        let hand = self.hand.get();
+        let Some((before, rank)) = self.under(hand) else {
+            return 0;
+        };
+        let Some(before) = before else {
+            return self.next_log(hand, rank);
+        };
+        let link = before.get();
+        let number = self.chunk(link).map(super::Chunk::number);
+        let Some(number) = number.filter(|_| link & NIL != NIL) else {
+            return self.next_log(hand, rank);
+        };
+        let past = link_to(link & NIL, number);
+        if link & MARK != 0 {
+            // Behind a frozen chunk, what its link leads to may be another one by now.
+            if number != number_of(link) {
+                return self.next_log(hand, rank);
+            }
+            self.hand.replace(hand, past);
+            return 1;
+        }
+        let run = self.gather(link, rank, worth);
+        match run.links.len() {
+            // The end of the log.
+            0 => return self.next_log(hand, rank),
+            // This one stays, and the next run is behind it.
+            1 if !run.kept.is_empty() => {
+                if before.get() == link {
+                    self.hand.replace(hand, past);
+                }
+            }
+            _ => {
+                if let Some(instead) = self.replace(before, &run) {
+                    self.hand.replace(hand, instead.unwrap_or(hand));
+                }
+            }
+        }
+        run.links.len()
+    }
+
+    /// The link that the hand is at, if its chunk is still of that use, and the rank of its log.
+    fn under(&self, hand: u64) -> Option<(Option<&Cell>, EvictionRank)> {
+        let rank = |value| EvictionRank::clamped(u32::try_from(value).unwrap_or(0));
+        if hand & NIL == NIL {
+            let rank = rank(number_of(hand));
+            return Some((Some(&self.ends(rank)?.head), rank));
+        }
+        let chunk = self.chunk(hand)?;
+        let tag = chunk.tag.get();
+        let own = tag >> 8 == number_of(hand);
+        Some((own.then_some(chunk.next), rank(tag & 0xff)))
+    }
+
+    fn next_log(&self, hand: u64, rank: EvictionRank) -> usize {
+        let next = u64::from(rank.get()) % u64::from(limits::RANK_MAX) + 1;
+        self.hand.replace(hand, link_to(NIL, next));
+        0
+    }
+
+    /// The longest run from `link` on that one chunk can replace.
+    fn gather(&self, link: u64, rank: EvictionRank, worth: &impl Fn(Placed) -> Worth) -> Run {
+        let (links, kept) = (ArrayVec::new(), ArrayVec::new());
+        let mut run = Run { rank, links, next: link, kept };
+        while !run.links.is_full() {
+            let Some(chunk) = self.chunk(run.next) else {
+                break;
+            };
+            let next = chunk.next.get();
+            if next & NIL == NIL {
+                break;
+            }
+            let mut kept: ArrayVec<Kept, ENTRIES> = ArrayVec::new();
+            for (at, entry) in chunk.entries.iter().enumerate() {
+                let entry = entry.get();
+                if worth(Placed::new(rank, entry)) != Worth::Garbage {
+                    let count = self.count(run.next, at).map_or(0, Shared::get);
+                    kept.push(Kept { entry, count });
+                }
+            }
+            // A chunk that does not fit begins the next run.
+            if run.kept.try_extend_from_slice(&kept).is_err() {
+                break;
+            }
+            run.links.push(run.next);
+            run.next = next & !MARK;
+        }
+        run
+    }
+
+    /// Replaces the run that `before` leads to by one chunk, or by none. Answers the hand for what
+    /// comes behind the new one; `None` where the log changed underfoot.
+    fn replace(&self, before: &Cell, run: &Run) -> Option<Option<u64>> {
+        let first = run.links.first().copied()?;
+        let follow = run.links.iter().skip(1).chain([&run.next]);
+        for (link, next) in run.links.iter().zip(follow) {
+            if self.freeze(*link, run.rank)? != *next {
+                return None;
+            }
+        }
+        let instead = if run.kept.is_empty() { None } else { Some(self.copy(run)?) };
+        if !before.replace(first, instead.unwrap_or(run.next)) {
+            instead.into_iter().for_each(|link| self.give_back(link));
+            return None;
+        }
+        run.links.iter().for_each(|link| self.give_back(*link));
+        Some(instead)
+    }
+
+    /// A chunk with what is kept of a run, and a link to it.
+    fn copy(&self, run: &Run) -> Option<u64> {
+        let (link, chunk) = self.take(run.rank)?;
+        // A number of its own, or this link could have been there in an earlier use of the chunk.
+        chunk.next.publish(link_to(run.next & NIL, self.number()));
+        for (at, entry) in chunk.entries.iter().enumerate() {
+            let kept = run.kept.get(at);
+            entry.publish(kept.map_or(void(position(number_of(link), at)), |kept| kept.entry));
+            if let (Some(kept), Some(count)) = (kept, self.count(link, at)) {
+                count.publish(kept.count);
+            }
+        }
+        Some(link)
+    }
+}

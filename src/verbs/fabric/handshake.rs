@@ -1,0 +1,249 @@
+//! How a connection begins: a socket on which both ends exchange their addresses, then queue pairs.
+//!
+//! ```text
+//! connector                         acceptor
+//! connect            -- TCP -->
+//! Hello              -- TCP -->     its queue pairs are up
+//!                    <-- TCP --     Hello
+//! its queue pairs are up
+//! reads the pattern  <- READ ->
+//! READY              -- SEND -->
+//!                    <- READ ->     reads the pattern
+//! Connected          <-- SEND --    READY, Accepted
+//! ```
+//!
+//! Data flows from each end to the other one before either calls the connection open, so a GID or an
+//! MTU that does not work is found here, and is said with both. The socket stays open: its end is how
+//! a peer's death is noticed before any retry counter runs out.
+
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::connection::{Connection, Stage, Surroundings};
+use super::hello::{Card, HELLO_BYTES, Hello, Seat};
+use super::link::Link;
+use super::pairing::pair;
+use super::table::Token;
+use crate::fabric::{CompletionStatus, EventBatch, FabricEvent};
+use crate::limits::PING_INTERVAL;
+use crate::sys::connections::{Breakable, Broken};
+use crate::sys::epoll::{Epoll, Interest, Ready};
+use crate::sys::socket;
+use crate::verbs::VerbsError;
+
+impl Connection {
+    /// Handles a ready socket.
+    pub(super) fn handle_socket(
+        &mut self,
+        ready: Ready,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), Broken> {
+        if self.is_broken() {
+            // The peer is gone or says what nobody reads: nothing lingers for it.
+            self.socket = None;
+            return Ok(());
+        }
+        if ready.writable && self.stage == Stage::Dialing {
+            let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
+            socket::connected(socket).map_err(|_refused| Broken::UNREACHABLE)?;
+            let link = Link::new(around.nics, self.offer(around), self.token().encode());
+            let link = link.map_err(|error| self.exhausted(&error))?;
+            self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.nics)));
+            self.link = Some(link);
+            self.stage = Stage::Welcome;
+        }
+        if ready.readable && self.stage != Stage::Dialing {
+            self.receive(around)?;
+        }
+        self.flush()?;
+        self.arm(around.epoll)
+    }
+
+    /// What we offer: lanes spread over the NICs that are up, and messages on the first of them.
+    fn offer(&self, around: &Surroundings<'_>) -> Vec<Seat> {
+        let usable = around.nics.usable();
+        let good = usable.iter().copied();
+        let good: Vec<u8> =
+            good.filter(|nic| !around.avoided.contains(*nic, self.address, around.now)).collect();
+        let from = if good.is_empty() { usable } else { good };
+        let seat = |nic| Seat { nic, peer: 0, reason: None };
+        let lanes = from.iter().cycle().take(around.nics.lanes.max(from.len()));
+        from.iter().take(1).chain(lanes).copied().map(seat).collect()
+    }
+
+    /// What we make of a peer's offer: as many lanes as both ends have in mind, each on a NIC of ours.
+    fn seats(&self, peer: &Hello, around: &Surroundings<'_>) -> Vec<Seat> {
+        let wanted = usize::try_from(peer.lanes).unwrap_or(usize::MAX);
+        let count = wanted.min(around.nics.lanes.max(peer.cards().len()));
+        let lanes: Vec<u8> = (1..=count).map(|index| peer.seat(index).nic).collect();
+        let theirs: Vec<_> = peer.cards().iter().map(Card::candidate).collect();
+        let ours = (0..).zip(&around.nics.devices).map(|(nic, device)| {
+            let avoided = around.avoided.contains(nic, self.address, around.now);
+            let mut candidate = device.candidate();
+            candidate.up &= !avoided;
+            candidate
+        });
+        let ours: Vec<_> = ours.collect();
+        let ends = pair(&lanes, &theirs, &ours);
+        let mut seats: Vec<Seat> = (ends.iter().zip(&lanes))
+            .map(|(&(nic, reason), &peer)| Seat { nic, peer, reason: Some(reason) })
+            .collect();
+        // Messages go where a lane from the same NIC goes, which may be told to only reach that one.
+        let talks = peer.seat(0).nic;
+        let like = seats.iter().find(|seat| seat.peer == talks).or(seats.first()).copied();
+        if let Some(like) = like {
+            seats.insert(0, Seat { peer: talks, ..like });
+        }
+        seats
+    }
+
+    fn token(&self) -> Token {
+        Token::Connection(self.id)
+    }
+
+    fn exhausted(&self, error: &VerbsError) -> Broken {
+        tracing::warn!(%error, "a connection cannot be made");
+        Broken::EXHAUSTED
+    }
+
+    fn flush(&mut self) -> Result<(), Broken> {
+        let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
+        while !self.outbox.is_empty() && self.stage != Stage::Dialing {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(socket, &self.outbox, flags) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(error) => return tolerate(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches for output where there is some.
+    fn arm(&self, epoll: &Epoll) -> Result<(), Broken> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let want = Interest::new(true, !self.outbox.is_empty());
+        let changed = epoll.modify(socket, self.token().encode(), want);
+        changed.map_err(|_refused| Broken::UNREACHABLE)
+    }
+
+    /// Reads the peer's hello, then nothing but the end.
+    fn receive(&mut self, around: &mut Surroundings<'_>) -> Result<(), Broken> {
+        let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
+        let mut excess = [0];
+        let missing = self.inbox.get_mut(self.have..).unwrap_or_default();
+        let expected = !missing.is_empty();
+        let into = if expected { missing } else { &mut excess };
+        match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(Broken::PEER_CLOSED),
+            Ok(_) if !expected => return Err(Broken::VIOLATION),
+            Ok((count, _)) => self.have += count,
+            Err(error) => return tolerate(error),
+        }
+        if !Hello::may_begin(self.inbox.get(..self.have).unwrap_or_default()) {
+            return Err(Broken::VIOLATION);
+        }
+        if self.have < HELLO_BYTES {
+            return Ok(());
+        }
+        let peer = Hello::decode(&self.inbox).ok_or(Broken::VIOLATION)?;
+        match self.stage {
+            Stage::Welcome => self.take_welcome(&peer, around),
+            _ => self.take_greeting(&peer, around),
+        }
+    }
+
+    fn take_welcome(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        if !link.settle(peer) {
+            return Err(Broken::VIOLATION);
+        }
+        let up = link.connect(around.nics, peer).and_then(|()| link.start_probe());
+        up.map_err(|error| self.exhausted(&error))?;
+        self.met(peer, around);
+        self.stage = Stage::Probe;
+        Ok(())
+    }
+
+    fn take_greeting(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
+        let seats = self.seats(peer, around);
+        let link = Link::new(around.nics, seats, self.token().encode());
+        let mut link = link.map_err(|error| self.exhausted(&error))?;
+        link.connect(around.nics, peer).map_err(|error| self.exhausted(&error))?;
+        self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.nics)));
+        self.link = Some(link);
+        self.met(peer, around);
+        self.stage = Stage::Ready;
+        Ok(())
+    }
+
+    /// Both ends know where their queue pairs are.
+    fn met(&mut self, peer: &Hello, around: &Surroundings<'_>) {
+        self.peer_nics = peer.cards().len();
+        if let Some(link) = &self.link
+            && (self.peer_nics > 1 || around.nics.devices.len() > 1)
+        {
+            let pairs = link.describe(around.nics, peer.cards());
+            tracing::info!(peer = ?self.address, lanes = link.lanes.len(), pairs, "NICs paired");
+        }
+    }
+
+    /// The READ of the peer's pattern has ended.
+    pub(super) fn take_probe(
+        &mut self,
+        slot: u8,
+        status: CompletionStatus,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        let arrived = link.messages.probed(slot) && status == CompletionStatus::Success;
+        if self.broken.is_some() || self.stage != Stage::Probe {
+            return Ok(());
+        }
+        if !arrived {
+            return Err(Broken::UNREACHABLE);
+        }
+        link.messages.ready().map_err(|error| self.exhausted(&error))?;
+        if self.announced {
+            self.stage = Stage::Ready;
+        } else {
+            self.open(batch);
+        }
+        Ok(())
+    }
+
+    /// The peer has read our pattern.
+    pub(super) fn take_ready(&mut self, batch: &mut EventBatch) -> Result<(), Broken> {
+        if self.announced {
+            self.open(batch);
+            return Ok(());
+        }
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        link.start_probe().map_err(|error| self.exhausted(&error))?;
+        self.stage = Stage::Probe;
+        Ok(())
+    }
+
+    /// The connection is up.
+    pub(super) fn open(&mut self, batch: &mut EventBatch) {
+        let connection = self.id;
+        batch.events.push(match self.announced {
+            false => FabricEvent::Accepted { connection },
+            true => FabricEvent::Connected { connection },
+        });
+        self.announced = true;
+        self.stage = Stage::Open;
+        if let Some(socket) = &self.socket {
+            // Without it an idle peer's death is noticed at the next message.
+            socket::keep_alive(socket, PING_INTERVAL).ok();
+        }
+    }
+}
+
+/// What an error of a socket means. A reset is how TCP tells of a close with bytes under way.
+fn tolerate(error: rustix::io::Errno) -> Result<(), Broken> {
+    use rustix::io::Errno;
+    match error {
+        Errno::AGAIN | Errno::INTR => Ok(()),
+        Errno::CONNRESET | Errno::PIPE => Err(Broken::PEER_CLOSED),
+        _ => Err(Broken::UNREACHABLE),
+    }
+}
