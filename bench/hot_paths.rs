@@ -83,9 +83,10 @@ fn store(bench: &mut Criterion) {
                 let mut found = Vec::new();
                 store.pin_batch(&next.next().unwrap(), &mut found);
                 requester = (requester + 1) % 48;
-                found.iter().flatten().map(|found| found.id).collect::<Vec<_>>()
+                let ids: Vec<_> = found.iter().flatten().map(|found| found.id).collect();
+                (ids, RequesterIndex(requester))
             },
-            |ids| store.commit_batch(&ids, RequesterIndex(requester), &mut committed),
+            |(ids, requester)| store.commit_batch(&ids, requester, &mut committed),
             BatchSize::SmallInput,
         );
     });

@@ -2,6 +2,7 @@
 //! another node holds.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::blocks::{BENCH, hashes, order};
@@ -18,6 +19,9 @@ use crate::runtime::clock::Clock;
 use crate::runtime::deadline::Deadline;
 use crate::types::{BlockHash, Namespace};
 
+/// What makes the order of blocks.
+const ORDER: u64 = 1;
+
 /// How long to leave a node alone that has no room.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -28,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// in turn, so that each has been evicted when its turn comes again.
 pub(super) struct Reader {
     node: Process,
+    /// Blocks that its clients have asked for, together: they go through one order of blocks, since one
+    /// that read after another would find its blocks here.
+    asked: AtomicUsize,
     _cluster: Cluster,
 }
 
@@ -44,7 +51,7 @@ impl Reader {
         let device = device.arguments();
         arguments.extend(device.iter().map(String::as_str));
         let node = cluster.node("bench-reader", holder.registry, &arguments)?;
-        Ok(Self { node, _cluster: cluster })
+        Ok(Self { node, asked: AtomicUsize::new(0), _cluster: cluster })
     }
 
     pub(super) fn cpu(&self) -> Result<CpuTime, CliError> {
@@ -71,9 +78,12 @@ impl Subject for Engine {
         let namespace: Namespace =
             format!("{BENCH}{}", load.size).parse().map_err(CliError::failed)?;
         let (hashes, clock) = (hashes(load.size, load.count), Clock::start());
-        let order = order(load.count, load.run, load.seed);
-        let mut numbers = order.iter().cycle().filter_map(|at| hashes.get(*at as usize).copied());
-        let mut next = || numbers.by_ref().take(load.batch).collect::<Vec<BlockHash>>();
+        let order = order(load.count, load.run, ORDER);
+        let next = || -> Vec<BlockHash> {
+            let first = self.0.asked.fetch_add(load.batch, Ordering::Relaxed);
+            let numbers = order.iter().cycle().skip(first % order.len().max(1)).take(load.batch);
+            numbers.filter_map(|at| hashes.get(*at as usize).copied()).collect()
+        };
         let (mut measured, mut patience) = (Measured::new()?, Deadline::after(PATIENCE));
         // Not timed: the connection is made for the first one.
         let mut start = None;
