@@ -41,13 +41,15 @@ pub enum LendRefusal {
     Quota,
     /// The block's pin count is at its limit.
     Pins,
+    /// No window is free to give the lease keys of its own.
+    Windows,
     /// The node is shutting down.
     Draining,
 }
 
 impl LendRefusal {
     /// All refusals.
-    pub const ALL: [Self; 3] = [Self::Quota, Self::Pins, Self::Draining];
+    pub const ALL: [Self; 4] = [Self::Quota, Self::Pins, Self::Windows, Self::Draining];
 
     /// The name that metrics use.
     #[must_use]
@@ -55,6 +57,7 @@ impl LendRefusal {
         match self {
             Self::Quota => "quota",
             Self::Pins => "pins",
+            Self::Windows => "windows",
             Self::Draining => "draining",
         }
     }

@@ -113,6 +113,11 @@ pub struct ReadWork {
     pub segments: u16,
 }
 
+/// One of the keys that a connection can give out beside those of regions, `0..`
+/// [`Capabilities::windows`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WindowId(pub u16);
+
 /// READs to post with one doorbell, and the local spans that they fill, in order. Kept and reused
 /// by the caller, so that posting allocates nothing.
 #[derive(Debug, Default)]
@@ -226,6 +231,14 @@ pub enum FabricEvent {
     },
     /// A READ ended.
     Completed(Completion),
+    /// What [`Fabric::revoke`] asked for is done: the peer can read nothing more by that key, and the
+    /// window may be granted again.
+    Revoked {
+        /// On which connection.
+        connection: ConnectionId,
+        /// Which window.
+        window: WindowId,
+    },
     /// The connection is gone: every READ posted on it has completed, the peer can read nothing
     /// more through it, and its id means nothing from here on.
     Closed {
@@ -262,7 +275,7 @@ impl EventBatch {
 /// What a fabric can do, for the planner of transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The name that output uses: `tcp`, `verbs`.
+    /// The name that output uses: `tcp`, `verbs`, `shm`.
     pub transport: &'static str,
     /// READs that one connection can have outstanding.
     pub reads_outstanding: usize,
@@ -270,6 +283,9 @@ pub struct Capabilities {
     pub segments: usize,
     /// Longest READ, bytes.
     pub read_bytes: u32,
+    /// Keys of its own that each connection can give out at once. With any, peers read by those keys
+    /// alone: a served region's own key reads nothing. 0: peers read by the regions' keys.
+    pub windows: u16,
 }
 
 /// An error of a fabric call. READs that were accepted end by completions, never by this.
@@ -329,6 +345,12 @@ pub trait Fabric {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
+    /// The transport of a connection, as [`Capabilities::transport`] names it: a fabric may be made of
+    /// several.
+    fn transport(&self, _connection: ConnectionId) -> &'static str {
+        self.capabilities().transport
+    }
+
     /// Registers memory and keeps it alive until deregistration or the fabric's own end.
     ///
     /// # Errors
@@ -355,6 +377,35 @@ pub trait Fabric {
     /// # Errors
     /// [`FabricError::Closed`].
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError>;
+
+    /// Gives the peer a key of its own to a part of a served region, which `span` names as
+    /// [`Region::remote`] does; answers the key. It reads that span only, over this connection only,
+    /// until [`Self::revoke`]. Messages that are sent after this call arrive when the key works. Not
+    /// before [`Self::admit`].
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`]; [`FabricError::Full`] where the window is granted already;
+    /// [`FabricError::Limit`] for a window or span that there is not; [`FabricError::Os`]. A fabric
+    /// without windows answers the region's key.
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        let _ = (connection, window);
+        Ok(span.rkey)
+    }
+
+    /// Ends a granted key, and nothing else of the connection. [`FabricEvent::Revoked`] or
+    /// [`FabricEvent::Closed`] follows: only then the peer can read nothing more by it.
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`]. A fabric without windows always answers that.
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        let _ = (connection, window);
+        Err(FabricError::Closed)
+    }
 
     /// Sends one message of at most [`crate::limits::MESSAGE_BYTES_MAX`] bytes.
     ///

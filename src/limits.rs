@@ -62,6 +62,13 @@ pub const READ_BYTES_MAX: u32 = 8 << 20;
 /// READs of one connection that may be outstanding.
 pub const READS_OUTSTANDING_MAX: usize = 1024;
 
+/// Keys of their own that the leases of one peer can have at once: two for each of the 64 leases that
+/// it may hold by default. A lease over blocks that lie in one piece needs one.
+pub const LEASE_WINDOWS: u16 = 128;
+
+/// Time for the keys of an expired lease to end. Then its requester's connection is cut.
+pub const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Data streams between two nodes on the TCP fabric.
 pub const STREAMS_MAX: usize = 16;
 

@@ -196,8 +196,9 @@ mod chaos {
 
     pub(super) fn interference() {
         let left = LEFT.get();
+        // What is dropped on the way out of here may have its accesses.
+        LEFT.set(left.checked_sub(1).unwrap_or(u64::MAX));
         assert!(left > 0, "this does not come to an end");
-        LEFT.set(left - 1);
         park();
         let mut state = STATE.get();
         if state == 0 {

@@ -2,7 +2,7 @@
 
 mod conformance;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -13,10 +13,13 @@ use conformance::Harness;
 
 /// A network per thread, in which one thing happens at each poll of any of its nodes: so a poll of one
 /// end moves the data of both, as a device does.
-struct Sim;
+struct SimOf<const WINDOWS: u16>;
+
+type Sim = SimOf<0>;
+type Windows = SimOf<40>;
 
 thread_local! {
-    static NETWORK: SimNetwork = SimNetwork::new(SEED, config());
+    static NETWORK: RefCell<Option<(u16, SimNetwork)>> = const { RefCell::new(None) };
     static NODES: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -24,22 +27,30 @@ thread_local! {
 const SEED: u64 = 20;
 
 /// What the suite's READs need, at a rate at which the largest ones outlast a few messages.
-fn config() -> SimConfig {
-    SimConfig {
+#[expect(clippy::unwrap_used, reason = "it was made just before")]
+fn network(windows: u16) -> SimNetwork {
+    let config = SimConfig {
+        windows,
         reads_outstanding: 512,
         read_bytes: 4 << 20,
         read_rate: NonZeroU64::new(1 << 30),
         ..SimConfig::default()
-    }
+    };
+    NETWORK.with_borrow_mut(|network| {
+        if network.as_ref().is_none_or(|(of, _)| *of != windows) {
+            *network = Some((windows, SimNetwork::new(SEED, config)));
+        }
+        network.as_ref().unwrap().1.clone()
+    })
 }
 
 #[expect(clippy::unwrap_used, reason = "a harness of tests fails by panicking")]
-impl Harness for Sim {
+impl<const WINDOWS: u16> Harness for SimOf<WINDOWS> {
     type Fabric = SimFabric;
 
     fn fabric() -> SimFabric {
         let at = SimEndpoint(NODES.replace(NODES.get() + 1));
-        NETWORK.with(|network| network.fabric(at))
+        network(WINDOWS).fabric(at)
     }
 
     fn endpoint(fabric: &SimFabric) -> SimEndpoint {
@@ -47,7 +58,7 @@ impl Harness for Sim {
     }
 
     fn pass() {
-        NETWORK.with(SimNetwork::step);
+        network(WINDOWS).step();
     }
 
     fn nowhere() -> SimEndpoint {
@@ -104,3 +115,24 @@ conformance_tests!(Sim:
     a_close_of_an_unfinished_connect_is_reported_once,
     connections_come_and_go,
 );
+
+/// The same nodes, with windows.
+mod windows {
+    use super::{Windows, conformance};
+
+    crate::conformance_tests!(Windows:
+        a_key_reads_its_span_and_no_byte_more,
+        a_regions_own_key_reads_nothing,
+        a_key_ends_and_the_others_of_its_peer_go_on,
+        a_key_of_another_connection_reads_nothing,
+        a_message_after_a_grant_finds_the_key_at_work,
+        windows_are_bounded_and_granted_once,
+        a_deregistration_ends_the_keys_of_its_region,
+        a_closed_connection_takes_its_keys_along,
+    );
+
+    #[test]
+    fn a_window_is_granted_again_and_again() {
+        conformance::a_window_is_granted_again_and_again::<Windows>(1_000);
+    }
+}

@@ -114,6 +114,11 @@ impl Cluster {
                 all.extend([flag, value]);
             }
         }
+        // Its nodes stand for hosts, unless they are told how to reach each other.
+        let is_told = |one: &&str| one.starts_with("--transport") || one.starts_with("--no-shm");
+        if !arguments.iter().any(is_told) {
+            all.push("--no-shm");
+        }
         all.extend(arguments);
         self.start(name, &all)
     }

@@ -93,9 +93,9 @@ fn text(report: &StatReport) -> String {
             human(one.bytes),
         ]);
     }
-    let mut peers = table(&["peer", "requester", "state"], 3);
+    let mut peers = table(&["peer", "requester", "state", "transport"], 4);
     for peer in &report.peers {
-        peers.add_row([&peer.id, &peer.requester, &peer.state]);
+        peers.add_row([&peer.id, &peer.requester, &peer.state, &peer.transport]);
     }
     [summary, ranks, pools, requesters, peers]
         .iter()

@@ -57,6 +57,8 @@ pub struct PeerConfig {
     pub secret: Option<ClusterSecret>,
     /// Which fabric.
     pub transport: TransportChoice,
+    /// Whether peers on this host may be reached over shared memory where the choice is automatic.
+    pub shared_memory: bool,
     /// The RDMA devices; empty for all that work and are as fast as the fastest.
     pub rdma_devices: Vec<String>,
     /// Which device of a peer ours talk to; empty for by NUMA node.
@@ -65,6 +67,8 @@ pub struct PeerConfig {
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
     pub poll: PollMode,
+    /// Whether leases have keys of their own.
+    pub lease_windows: bool,
     /// Data streams to each peer, 1 to [`limits::STREAMS_MAX`].
     pub streams: usize,
     /// Longest wait for a block from a peer.
@@ -222,10 +226,12 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
         requester_id: settings.requester_id,
         secret: settings.cluster_secret_file.map(ClusterSecret::read).transpose()?,
         transport,
+        shared_memory: !settings.no_shm.unwrap_or(false),
         rdma_devices: settings.rdma_device,
         nic_pairs: settings.nic_pairs,
         gid_index: settings.gid_index,
         poll: settings.poll.unwrap_or_default(),
+        lease_windows: settings.lease_windows.unwrap_or(false),
         streams: settings.streams.map_or(2, usize::from),
         transfer_timeout: settings.transfer_timeout.unwrap_or(Duration::from_secs(30)),
     })
@@ -234,19 +240,30 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
 /// Settings of an RDMA device contradict a fabric without one.
 fn transport(settings: &ServeSettings) -> Result<TransportChoice, ConfigError> {
     let choice = settings.transport.unwrap_or_default();
+    if choice == TransportChoice::Shm && settings.no_shm == Some(true) {
+        return Err(ConfigError::Contradiction {
+            first: "--transport",
+            second: "--no-shm",
+            reason: "the first is shm, and the second leaves that out; leave one out".to_owned(),
+        });
+    }
     let given = [
         ("--rdma-device", !settings.rdma_device.is_empty()),
         ("--nic-pairs", !settings.nic_pairs.is_empty()),
         ("--gid-index", settings.gid_index.is_some()),
         ("--poll", settings.poll.is_some()),
+        ("--lease-windows", settings.lease_windows == Some(true)),
     ];
     match given.into_iter().find(|(_, given)| *given) {
-        Some((second, _)) if choice == TransportChoice::Tcp => Err(ConfigError::Contradiction {
-            first: "--transport",
-            second,
-            reason: "the first is tcp, and the second is about an RDMA device; leave one out"
-                .to_owned(),
-        }),
+        Some((second, _)) if matches!(choice, TransportChoice::Tcp | TransportChoice::Shm) => {
+            Err(ConfigError::Contradiction {
+                first: "--transport",
+                second,
+                reason: format!(
+                    "the first is {choice}, and the second is about an RDMA device; leave one out"
+                ),
+            })
+        }
         _ => Ok(choice),
     }
 }

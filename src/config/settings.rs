@@ -132,12 +132,19 @@ pub struct ServeSettings {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transfer_timeout: Option<Duration>,
 
-    /// Fabric to peers: auto, verbs or tcp (default auto)
+    /// Fabric to peers: auto, verbs, tcp or shm (default auto)
     ///
-    /// auto takes RDMA where a device works, else TCP, and logs why. All nodes of a cluster must end
-    /// up with the same one.
+    /// auto takes RDMA where a device works, else TCP, and logs why; all hosts of a cluster must end
+    /// up with the same one. Peers on this host are reached over shared memory. verbs and tcp use
+    /// nothing else; shm connects to no other host.
     #[arg(long, value_name = "TRANSPORT")]
     pub transport: Option<TransportChoice>,
+
+    /// Let auto reach peers on this host as it reaches others (default false)
+    ///
+    /// Without it, nodes of one user on one host map each other's pools for reading.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub no_shm: Option<bool>,
 
     /// RDMA device, such as mlx5_0; repeat it, or separate several by commas (default: all of the fastest)
     ///
@@ -162,6 +169,16 @@ pub struct ServeSettings {
     /// busy has the lowest latency and takes a core for good; event takes the least processor time.
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,
+
+    /// Give each lease keys of its own, which end with it; needs RDMA with memory windows (default false)
+    ///
+    /// Without it a peer reads by its pool's one key, and the end of an expired lease cuts the peer's
+    /// connection. With it only that lease ends, and a key reads nothing but what its lease lends. A
+    /// lend then waits for the device to make the key, and a lease needs one key for each run of
+    /// blocks that lie next to each other, of 128 that a peer can have at once. All of a cluster need
+    /// not have the same.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub lease_windows: Option<bool>,
 
     /// Data streams to each peer, 1 to 16 (default 2)
     ///
@@ -241,10 +258,12 @@ impl Settings for ServeSettings {
             lease_margin: self.lease_margin.or(lower.lease_margin),
             transfer_timeout: self.transfer_timeout.or(lower.transfer_timeout),
             transport: self.transport.or(lower.transport),
+            no_shm: self.no_shm.or(lower.no_shm),
             rdma_device: given(self.rdma_device, lower.rdma_device),
             nic_pairs: given(self.nic_pairs, lower.nic_pairs),
             gid_index: self.gid_index.or(lower.gid_index),
             poll: self.poll.or(lower.poll),
+            lease_windows: self.lease_windows.or(lower.lease_windows),
             streams: self.streams.or(lower.streams),
             lease_quota: self.lease_quota.or(lower.lease_quota),
             lease_bytes: self.lease_bytes.or(lower.lease_bytes),

@@ -114,11 +114,13 @@ fn every_setting_can_be_given_in_each_of_the_three_places() {
 
 #[test]
 fn contradictions_are_refused_with_both_names() {
-    let table: [(&[&str], &str, &str); 11] = [
+    let table: [(&[&str], &str, &str); 13] = [
         (&["--transport=tcp", "--nic-pairs=a=b"], "--transport", "--nic-pairs"),
         (&["--rdma-device=a", "--nic-pairs=b=c"], "--rdma-device", "--nic-pairs"),
         (&["--transport=tcp", "--gid-index=1"], "--transport", "--gid-index"),
         (&["--transport=tcp", "--rdma-device=rxe0"], "--transport", "--rdma-device"),
+        (&["--transport=shm", "--poll=busy"], "--transport", "--poll"),
+        (&["--transport=shm", "--no-shm"], "--transport", "--no-shm"),
         (&["--lease-ttl=2s", "--lease-margin=1s"], "--lease-ttl", "--lease-margin"),
         (&["--lease-margin=5s"], "--lease-ttl", "--lease-margin"),
         (&["--watermark-low=95"], "--watermark-low", "--watermark-high"),

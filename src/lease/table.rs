@@ -222,6 +222,16 @@ impl LeaseTable {
         None
     }
 
+    /// The leases for whose expiry a requester is being cut.
+    pub fn cutting(&self, requester: RequesterIndex) -> impl Iterator<Item = LeaseId> + '_ {
+        let slots =
+            std::iter::successors(self.book.first_of(requester), |slot| self.book.next_of(*slot));
+        slots.filter_map(|slot| {
+            let lease = self.book.slot(slot).filter(|lease| lease.state == State::Cutting)?;
+            Some(lease.id(slot))
+        })
+    }
+
     /// The requester that [`LeaseTable::poll_cut`] named can read nothing more: its expired leases
     /// end.
     pub fn handle_cut<R: Residents + ?Sized>(&mut self, requester: RequesterIndex, residents: &R) {

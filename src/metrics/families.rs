@@ -75,7 +75,7 @@ pub const FAMILIES: [Family; 44] = [
     counter("kvrail_returned_bytes_total", "Bytes that ended leases gave back"),
     counter(
         "kvrail_lend_refused_blocks_total",
-        "Resident blocks that were not lent, by {reason}: quota, pins or draining",
+        "Resident blocks that were not lent, by {reason}: quota, pins, windows or draining",
     ),
     counter(
         "kvrail_completions_replayed_total",

@@ -2,13 +2,13 @@
 //! others what failed.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 
+use super::transport::PeerAddress;
 use crate::event::{Event, EventSink, RegistryCall};
 use crate::limits;
 use crate::peer::FetchOutcome;
@@ -39,7 +39,7 @@ const ROUNDS: usize = 2;
 pub(super) struct Fetcher {
     node: NodeId,
     registry: Arc<dyn OwnerRegistry>,
-    data: DataHandle<SocketAddr>,
+    data: DataHandle<PeerAddress>,
     clock: Clock,
     sink: Arc<dyn EventSink>,
     /// Owners that asked for a pause, and until when.
@@ -92,7 +92,7 @@ impl Fetcher {
     pub(super) fn new(
         node: NodeId,
         registry: Arc<dyn OwnerRegistry>,
-        data: DataHandle<SocketAddr>,
+        data: DataHandle<PeerAddress>,
         clock: Clock,
         sink: Arc<dyn EventSink>,
     ) -> Self {
@@ -252,7 +252,8 @@ impl Fetcher {
             tracing::warn!(owner = %lend.owner, address = %lend.address, "no such address");
             return vec![FetchOutcome::Failed(Scope::Peer); blocks];
         };
-        match self.data.fetch(lend.owner, address, namespace, hashes).await {
+        let endpoint = PeerAddress { node: lend.owner, address };
+        match self.data.fetch(lend.owner, endpoint, namespace, hashes).await {
             Ok(fetched) => {
                 self.note_pause(lend.owner, fetched.pause_ms);
                 fetched.outcomes

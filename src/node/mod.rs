@@ -17,6 +17,7 @@ mod evictions;
 mod fetcher;
 mod landing;
 mod options;
+mod reach;
 mod residency;
 mod transport;
 
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use options::{NodeError, NodeOptions, RegistryChoice};
+pub use reach::{Neighbours, Reach};
 pub use residency::Reserved;
 pub use transport::TransportChoice;
 
@@ -52,13 +54,14 @@ use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
+use crate::sys::watch::Watch;
 use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, RequesterId};
 use tokio::sync::oneshot;
 
 use fetcher::Fetcher;
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
-use transport::Chosen;
+use transport::{Chosen, PeerAddress};
 
 /// How long a local client waits for the registry to know what it saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -95,7 +98,7 @@ pub struct Inner {
     registry_name: String,
     residency: Arc<Residency>,
     fetcher: Arc<Fetcher>,
-    data: DataHandle<SocketAddr>,
+    data: DataHandle<PeerAddress>,
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
     clock: Clock,
@@ -293,10 +296,11 @@ impl Inner {
             peers: peers
                 .connected
                 .iter()
-                .map(|(node, requester)| PeerStat {
-                    id: node.to_string(),
-                    requester: requester.to_string(),
+                .map(|peer| PeerStat {
+                    id: peer.node.to_string(),
+                    requester: peer.requester.to_string(),
                     state: "connected".to_owned(),
+                    transport: peer.transport.to_owned(),
                 })
                 .collect(),
         };
@@ -353,7 +357,7 @@ fn local_node(
 /// A data thread that runs.
 #[derive(Debug)]
 struct StartedData {
-    handle: DataHandle<SocketAddr>,
+    handle: DataHandle<PeerAddress>,
     thread: DataJoin,
     transport: &'static str,
 }
@@ -366,8 +370,10 @@ fn start_data<F>(
     residency: &Arc<Residency>,
 ) -> Result<StartedData, NodeError>
 where
-    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send + 'static,
+    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Watch + Send + 'static,
 {
+    let fabric =
+        transport::with_neighbours(fabric, (&regions, &residency.pools), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
     let config = PeerConfig {

@@ -42,6 +42,8 @@ pub struct NodeOptions {
     pub secret: Vec<u8>,
     /// Which fabric.
     pub transport: TransportChoice,
+    /// Whether peers on this host may be reached over shared memory where the choice is automatic.
+    pub shared_memory: bool,
     /// The RDMA devices; all that work and are as fast as the fastest where empty.
     pub rdma_devices: Vec<String>,
     /// Which device of a peer ours talk to; by NUMA node where empty.
@@ -50,6 +52,8 @@ pub struct NodeOptions {
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
     pub poll: PollMode,
+    /// Whether leases have keys of their own.
+    pub lease_windows: bool,
     /// Data streams per peer: sockets, or queue pairs.
     pub streams: usize,
     /// Memory pools, at least one.
@@ -94,6 +98,12 @@ pub enum NodeError {
     /// RDMA was asked for and cannot be had.
     #[error("--transport verbs cannot be had: {0}")]
     Verbs(#[source] VerbsError),
+    /// Leases cannot have keys of their own.
+    #[error("--lease-windows needs RDMA, which cannot be had: {0}")]
+    Windows(#[source] VerbsError),
+    /// Shared memory was asked for and cannot be had.
+    #[error("--transport shm cannot be had: {0}")]
+    Shm(#[source] FabricError),
     /// The leases.
     #[error(transparent)]
     Lease(#[from] LeaseConfigError),

@@ -9,25 +9,33 @@ use super::landing::PoolRegion;
 use super::options::{NodeError, NodeOptions};
 use crate::fabric::{Access, Fabric, FabricError};
 use crate::memory::{HostPool, Mapping};
+use crate::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
+use crate::sys::watch::Watch;
 use crate::tcp::{TcpConfig, TcpFabric};
+use crate::types::NodeId;
 use crate::verbs::{VerbsConfig, VerbsFabric};
 
-/// What a node may be told about its fabric. All nodes of a cluster must have the same one: a verbs
-/// fabric and a TCP fabric close each other's connections.
+/// Where the data thread finds a peer.
+pub(super) type PeerAddress = PeerEndpoint<SocketAddr>;
+
+/// What a node may be told about its fabric. The nodes of a cluster that are on different hosts must
+/// have the same one: a verbs fabric and a TCP fabric close each other's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TransportChoice {
-    /// RDMA where a device works, else TCP, which the log says.
+    /// RDMA where a device works, else TCP, which the log says; shared memory with peers on this host.
     #[default]
     Auto,
     /// RDMA, or no start.
     Verbs,
     /// TCP.
     Tcp,
+    /// Shared memory with peers on this host, and no connections to others.
+    Shm,
 }
 
 impl TransportChoice {
     /// All choices.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Verbs, Self::Tcp];
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Verbs, Self::Tcp, Self::Shm];
 
     /// The name that settings use.
     #[must_use]
@@ -36,6 +44,7 @@ impl TransportChoice {
             Self::Auto => "auto",
             Self::Verbs => "verbs",
             Self::Tcp => "tcp",
+            Self::Shm => "shm",
         }
     }
 }
@@ -51,7 +60,7 @@ impl FromStr for TransportChoice {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|choice| choice.as_str() == text);
-        found.ok_or_else(|| format!("a transport is one of auto, verbs, tcp; got {text:?}"))
+        found.ok_or_else(|| format!("a transport is one of auto, verbs, tcp, shm; got {text:?}"))
     }
 }
 
@@ -66,7 +75,8 @@ impl Chosen {
     /// Makes the fabric that the options ask for. A device with which the pools cannot be registered
     /// does not work.
     pub(super) fn new(options: &NodeOptions, pools: &[Arc<HostPool>]) -> Result<Self, NodeError> {
-        if options.transport == TransportChoice::Tcp {
+        // Shared memory has a TCP fabric beside it, whose address is the node's in the registry.
+        if matches!(options.transport, TransportChoice::Tcp | TransportChoice::Shm) {
             return tcp(options, pools);
         }
         let made = VerbsFabric::new(&VerbsConfig {
@@ -75,6 +85,7 @@ impl Chosen {
             pairs: options.nic_pairs.clone(),
             gid_index: options.gid_index,
             lanes: options.streams,
+            lease_windows: options.lease_windows,
             poll: options.poll,
             ..VerbsConfig::default()
         });
@@ -84,6 +95,8 @@ impl Chosen {
         });
         match made {
             Ok(chosen) => Ok(chosen),
+            // TCP would serve by the pools' keys, which is what the node was told not to do.
+            Err(error) if options.lease_windows => Err(NodeError::Windows(error)),
             Err(error) if options.transport == TransportChoice::Auto => {
                 tracing::warn!(%error, "no RDMA: this node uses TCP");
                 tcp(options, pools)
@@ -123,6 +136,39 @@ where
     pools.iter().map(one).collect()
 }
 
+/// Puts shared memory with peers on this host beside a fabric with which the pools are registered,
+/// where the options ask for it. Where it cannot be had and need not, the fabric stays alone.
+pub(super) fn with_neighbours<F>(
+    far: F,
+    (regions, pools): (&[PoolRegion], &[Arc<HostPool>]),
+    options: &NodeOptions,
+    node: NodeId,
+) -> Result<WithShm<F>, NodeError>
+where
+    F: Fabric<Memory = Mapping> + Watch,
+{
+    let make = || {
+        let listen = Some(ShmName::of_node(node));
+        let mut fabric = ShmFabric::new(&ShmConfig { listen, ..ShmConfig::default() })?;
+        for (pool, PoolRegion { region, .. }) in pools.iter().zip(regions) {
+            fabric.adopt(region, Arc::clone(pool.mapping()), Access::RemoteRead)?;
+        }
+        Ok(fabric)
+    };
+    let only = options.transport == TransportChoice::Shm;
+    let near = match options.transport {
+        TransportChoice::Shm => Some(make().map_err(NodeError::Shm)?),
+        // A peer that maps a pool needs no key: leases would not end with theirs.
+        TransportChoice::Auto if options.shared_memory && !options.lease_windows => make()
+            .inspect_err(|error: &FabricError| {
+                tracing::warn!(%error, "no shared memory with peers on this host");
+            })
+            .ok(),
+        _ => None,
+    };
+    Ok(WithShm::new(far, near, only)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +178,6 @@ mod tests {
         for choice in TransportChoice::ALL {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
-        assert!("rdma".parse::<TransportChoice>().unwrap_err().contains("auto, verbs, tcp"));
+        assert!("rdma".parse::<TransportChoice>().unwrap_err().contains("auto, verbs, tcp, shm"));
     }
 }

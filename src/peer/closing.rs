@@ -8,7 +8,7 @@ use crate::event::Event;
 use crate::fabric::{CloseReason, ConnectionId};
 use crate::limits;
 use crate::protocol::{GoodbyeReason, Message};
-use crate::types::{Scope, Timestamp};
+use crate::types::{RequesterIndex, Scope, Timestamp};
 
 impl<L: Landing> Peers<L> {
     pub(super) fn handle_violation(&mut self, on: ConnectionId) {
@@ -42,6 +42,7 @@ impl<L: Landing> Peers<L> {
             State::Closing { scope, .. } => scope,
             _ => reason.scope(),
         };
+        self.holder.handle_closed(on);
         let led_to = connection.led_to();
         let another = led_to.is_some_and(|node| self.leads_to(node));
         self.requester.handle_closed(on, (scope, another), &*self.sink);
@@ -61,27 +62,50 @@ impl<L: Landing> Peers<L> {
         if let Some(node) = led_to.filter(|_| !another) {
             self.requester.handle_unreachable(node, scope, &*self.sink);
         }
-        self.raise_proven(landing, now);
+        self.finish_cuts(landing, now);
     }
 
     /// Cuts off requesters whose leases have expired (invariant 2).
     pub(super) fn cut_expired(&mut self, now: Timestamp) {
         while let Some(requester) = self.holder.poll_cut(now) {
-            let theirs = |connection: &Connection| {
-                connection.remote().is_some_and(|remote| remote.requester == requester)
-            };
-            let cut: Vec<_> = self
-                .connections
-                .iter()
-                .filter(|(_, connection)| theirs(connection))
-                .map(|(id, _)| *id)
-                .collect();
-            if cut.is_empty() {
-                self.holder.handle_cut(requester);
+            if !self.holder.revoke_expired(requester, &mut self.outbox) {
+                self.cut(requester);
             }
-            for connection in cut {
-                self.close(connection, Scope::Peer);
-            }
+        }
+    }
+
+    /// Cuts off requesters whose keys did not end in time.
+    pub(super) fn cut_overdue(&mut self, now: Timestamp) {
+        while let Some(requester) = self.holder.poll_overdue(now) {
+            self.cut(requester);
+        }
+    }
+
+    /// Ends expired leases whose keys have all ended.
+    pub(super) fn finish_cuts(&mut self, landing: &mut L, now: Timestamp) {
+        while let Some(requester) = self.holder.poll_revoked() {
+            self.holder.handle_cut(requester);
+            self.cut_expired(now);
+        }
+        self.raise_proven(landing, now);
+    }
+
+    /// Closes all connections of a requester.
+    fn cut(&mut self, requester: RequesterIndex) {
+        let theirs = |connection: &Connection| {
+            connection.remote().is_some_and(|remote| remote.requester == requester)
+        };
+        let cut: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| theirs(connection))
+            .map(|(id, _)| *id)
+            .collect();
+        if cut.is_empty() {
+            self.holder.handle_cut(requester);
+        }
+        for connection in cut {
+            self.close(connection, Scope::Peer);
         }
     }
 

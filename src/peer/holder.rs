@@ -3,18 +3,25 @@
 //! A lend is answered within the event that brought it: the blocks are pinned in one call to the
 //! store, quotas are checked, and the answer is written into a buffer that is kept. A lease that
 //! expires is no completion: first its requester loses access, then the pins go, and no rank moves
-//! (invariant 2).
+//! (invariant 2). Where leases have keys of their own, that is the end of these keys alone, and the
+//! requester's other leases go on; else its connection is closed.
+//!
+//! A lease that its requester completes or gives back is unpinned at once, and the end of its keys is
+//! asked for in the same round: the reader has said that it reads no more.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::Remote;
 use super::landing::Landing;
-use super::outbox::Context;
+use super::outbox::{Context, Outbox};
+use super::windows::Windows;
 use crate::event::{Event, EventSink, LendRefusal};
+use crate::fabric::{ConnectionId, WindowId};
 use crate::lease::{
     Completed, Completion, LeaseConfig, LeaseConfigError, LeaseTable, Residents, Usage,
 };
+use crate::limits;
 use crate::protocol::{HashEntry, Loan, LoanEntry, Message, RanksStatus, millis};
 use crate::store::{Found, PinError, Store};
 use crate::types::{
@@ -35,8 +42,9 @@ pub(super) struct Holder {
     store: Arc<Store>,
     leases: LeaseTable,
     sink: Arc<dyn EventSink>,
-    /// Requesters whose access is being cut.
-    cutting: Vec<RequesterIndex>,
+    windows: Windows,
+    /// Requesters whose access is being cut, and until when the end of keys is waited for.
+    cutting: Vec<(RequesterIndex, Timestamp)>,
     draining: bool,
     keys: Vec<BlockKey>,
     pinned: Vec<Result<Found, PinError>>,
@@ -46,6 +54,7 @@ pub(super) struct Holder {
 impl Holder {
     pub(super) fn new(
         config: LeaseConfig,
+        windows: u16,
         store: Arc<Store>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, LeaseConfigError> {
@@ -53,6 +62,7 @@ impl Holder {
             store,
             leases: LeaseTable::new(config, Arc::clone(&sink))?,
             sink,
+            windows: Windows::new(windows),
             cutting: Vec::new(),
             draining: false,
             keys: Vec::new(),
@@ -89,7 +99,9 @@ impl Holder {
         };
         let (ttl_ms, pause_ms) = (self.ttl_ms(), cx.landing.pause_ms());
         let answer = Message::Lease { request, lease, ttl_ms, pause_ms, loans: &loans };
-        cx.outbox.send(remote.connection, &answer);
+        let runs = self.windows.settle(remote.connection, lease);
+        cx.outbox.send_granted(remote.connection, &answer, runs);
+        self.windows.begin();
         cx.outbox.loans = loans;
     }
 
@@ -113,10 +125,17 @@ impl Holder {
             loans.extend(self.pinned.iter().map(answer).map(LoanEntry::from));
             return LeaseId::NONE;
         };
-        let mut over_pinned = 0;
+        let (mut over_pinned, mut without_window) = (0, 0);
+        let reader = (remote.connection, remote.requester);
         for pinned in &self.pinned {
             let loan = match *pinned {
                 Ok(found) => match landing.remote(&found.payload.extent) {
+                    Some(span) if !self.windows.cover(reader, &span) => {
+                        draft.skip();
+                        Residents::unpin(&*self.store, found.id);
+                        without_window += 1;
+                        Loan::Busy
+                    }
                     Some(span) if draft.lend(found.id, span.len.into()).is_ok() => Loan::Ready {
                         rank: found.rank,
                         generation: found.id.generation,
@@ -124,7 +143,10 @@ impl Holder {
                         checksum: found.payload.checksum,
                     },
                     // Over quota; the draft has let go of the pin.
-                    Some(_) => Loan::Busy,
+                    Some(span) => {
+                        self.windows.uncover(remote.connection, &span);
+                        Loan::Busy
+                    }
                     None => {
                         draft.skip();
                         Residents::unpin(&*self.store, found.id);
@@ -143,8 +165,8 @@ impl Holder {
             };
             loans.push(loan.into());
         }
-        if over_pinned > 0 {
-            let (reason, blocks) = (LendRefusal::Pins, over_pinned);
+        let refused = [(LendRefusal::Pins, over_pinned), (LendRefusal::Windows, without_window)];
+        for (reason, blocks) in refused.into_iter().filter(|(_, blocks)| *blocks > 0) {
             self.sink.emit(Event::LendRefused { reason, blocks });
         }
         draft.grant(now)
@@ -173,17 +195,21 @@ impl Holder {
             Completed::Replayed => RanksStatus::Replayed,
             Completed::Unknown | Completed::WrongShape => RanksStatus::Unknown,
         };
+        if status == RanksStatus::Recorded {
+            self.windows.revoke(completion.lease, cx.outbox);
+        }
         let (lease, pause_ms) = (completion.lease, cx.landing.pause_ms());
         let answer = Message::Ranks { lease, status, pause_ms, ranks: &self.ranks };
         cx.outbox.send(remote.connection, &answer);
     }
 
     /// A lease came back unread; [`LeaseId::NONE`] means all that this requester holds.
-    pub(super) fn handle_abort(&mut self, remote: &Remote, lease: LeaseId) {
+    pub(super) fn handle_abort(&mut self, remote: &Remote, lease: LeaseId, outbox: &mut Outbox) {
         if lease == LeaseId::NONE {
             self.leases.abort_all(remote.requester, &*self.store);
-        } else {
-            self.leases.abort(lease, remote.borrower(), &*self.store);
+            self.windows.revoke_all(remote.requester, outbox);
+        } else if self.leases.abort(lease, remote.borrower(), &*self.store) {
+            self.windows.revoke(lease, outbox);
         }
     }
 
@@ -193,23 +219,66 @@ impl Holder {
         self.leases.supersede(requester, epoch, &*self.store);
     }
 
-    /// A requester with an expired lease: cut its access, then say [`Self::handle_cut`].
+    /// A requester with an expired lease: cut its access, then say [`Self::handle_cut`]; unless
+    /// [`Self::revoke_expired`] does.
     pub(super) fn poll_cut(&mut self, now: Timestamp) -> Option<RequesterIndex> {
         let requester = self.leases.poll_cut(now)?;
-        if !self.cutting.contains(&requester) {
-            self.cutting.push(requester);
+        if !self.is_cutting(requester) {
+            self.cutting.push((requester, now + limits::REVOKE_TIMEOUT));
         }
         Some(requester)
     }
 
-    pub(super) fn is_cutting(&self, requester: RequesterIndex) -> bool {
-        self.cutting.contains(&requester)
+    /// Ends the keys of a requester's expired leases, where leases have keys of their own.
+    pub(super) fn revoke_expired(
+        &mut self,
+        requester: RequesterIndex,
+        outbox: &mut Outbox,
+    ) -> bool {
+        for lease in self.leases.cutting(requester) {
+            self.windows.revoke(lease, outbox);
+        }
+        self.windows.are_used()
     }
 
-    /// The requester can read nothing more.
+    /// A requester of whose expired leases no key is left.
+    pub(super) fn poll_revoked(&mut self) -> Option<RequesterIndex> {
+        if !self.windows.are_used() {
+            return None;
+        }
+        let done = |&&(requester, _): &&(RequesterIndex, _)| {
+            !self.leases.cutting(requester).any(|lease| self.windows.serve(lease))
+        };
+        self.cutting.iter().find(done).map(|(requester, _)| *requester)
+    }
+
+    /// A requester whose keys did not end in time: cut its access as without keys.
+    pub(super) fn poll_overdue(&mut self, now: Timestamp) -> Option<RequesterIndex> {
+        let waiting = self.windows.are_used().then_some(&mut self.cutting)?;
+        let (requester, limit) = waiting.iter_mut().find(|(_, limit)| *limit <= now)?;
+        // Once: what follows is the end of its connections.
+        *limit = Timestamp::ZERO + Duration::MAX;
+        Some(*requester)
+    }
+
+    /// The fabric has ended a key.
+    pub(super) fn handle_revoked(&mut self, on: ConnectionId, window: WindowId) {
+        self.windows.handle_revoked(on, window);
+    }
+
+    /// A connection is gone, and its keys with it.
+    pub(super) fn handle_closed(&mut self, on: ConnectionId) {
+        self.windows.handle_closed(on);
+    }
+
+    pub(super) fn is_cutting(&self, requester: RequesterIndex) -> bool {
+        self.cutting.iter().any(|(other, _)| *other == requester)
+    }
+
+    /// The requester can read nothing more of what has expired.
     pub(super) fn handle_cut(&mut self, requester: RequesterIndex) {
         if self.is_cutting(requester) {
-            self.cutting.retain(|other| *other != requester);
+            self.cutting.retain(|(other, _)| *other != requester);
             self.leases.handle_cut(requester, &*self.store);
         }
     }
@@ -225,7 +294,9 @@ impl Holder {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        self.leases.poll_timeout()
+        let revoking = self.windows.are_used().then_some(&self.cutting);
+        let limits = revoking.into_iter().flatten().map(|(_, limit)| *limit);
+        self.leases.poll_timeout().into_iter().chain(limits).min()
     }
 
     pub(super) fn leased_bytes(&self) -> u64 {

@@ -11,7 +11,8 @@
 //!
 //! **One connection per node.** A new one replaces the old, which is closed and drained first; of two
 //! that are made at once the one that the lower [`NodeId`] opened stays. So "cut a requester's
-//! access" (invariant 2) is to close one connection and wait for its end.
+//! access" (invariant 2) is to close one connection and wait for its end, or to end the keys of its
+//! expired leases where leases have keys of their own.
 #![forbid(unsafe_code)]
 
 mod closing;
@@ -24,6 +25,7 @@ mod outbox;
 mod requester;
 mod requesters;
 mod stall;
+mod windows;
 #[cfg(test)]
 mod tests;
 
@@ -37,10 +39,12 @@ pub use outbox::Output;
 pub use requester::RequesterConfig;
 
 use crate::event::EventSink;
-use crate::fabric::{Capabilities, ConnectionId, FabricEvent, ReadBatch};
+use crate::fabric::{Capabilities, ConnectionId, FabricEvent, ReadBatch, RemoteSpan};
 use crate::lease::{Borrower, Completion, LeaseConfig, LeaseConfigError, Usage};
 use crate::limits;
-use crate::protocol::{DecodeError, Message, RegionEntry, RejectReason, SecretKey, decode};
+use crate::protocol::{
+    DecodeError, Message, RegionEntry, RejectReason, SecretKey, decode, set_loan_keys,
+};
 use crate::store::Store;
 use crate::transfer::Transfers;
 use crate::types::{NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
@@ -121,7 +125,7 @@ impl<L: Landing> Peers<L> {
         let transfers = Transfers::new(capabilities);
         Ok(Self {
             requester: Requester::new(config.requester, local.epoch, transfers),
-            holder: Holder::new(config.lease, store, Arc::clone(&sink))?,
+            holder: Holder::new(config.lease, capabilities.windows, store, Arc::clone(&sink))?,
             local,
             nonces: 0,
             sink,
@@ -157,7 +161,9 @@ impl<L: Landing> Peers<L> {
             || self.connections.values().any(|connection| connection.leads_to() == Some(node))
     }
 
-    fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
+    /// The connection to `node` that is up.
+    #[must_use]
+    pub fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
         self.connections.iter().find_map(|(id, connection)| match &connection.state {
             State::Up { remote } if remote.node == node => Some(*id),
             _ => None,
@@ -186,6 +192,10 @@ impl<L: Landing> Peers<L> {
                 }
                 self.requester.handle_completion(&completion, &*self.sink, now);
                 self.break_and_settle(Scope::Path, landing, now);
+            }
+            FabricEvent::Revoked { connection, window } => {
+                self.holder.handle_revoked(connection, window);
+                self.finish_cuts(landing, now);
             }
             FabricEvent::Closed { connection, reason } => {
                 self.handle_closed(connection, reason, landing, now);
@@ -265,8 +275,9 @@ impl<L: Landing> Peers<L> {
         self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
         self.break_and_settle(Scope::Path, landing, now);
         self.check_silence(now);
+        self.cut_overdue(now);
         self.cut_expired(now);
-        self.raise_proven(landing, now);
+        self.finish_cuts(landing, now);
     }
 
     fn break_and_settle(&mut self, scope: Scope, landing: &mut L, now: Timestamp) {
@@ -311,7 +322,12 @@ impl<L: Landing> Peers<L> {
         self.outbox.bytes(start, end)
     }
 
-    /// A message could not be sent: its peer does not drain what we say, so the connection ends.
+    /// The key of an [`Output::Grant`].
+    pub fn handle_granted(&mut self, span: &RemoteSpan, (start, end): (usize, usize), key: u32) {
+        set_loan_keys(self.outbox.bytes_mut(start, end), span, key);
+    }
+
+    /// A message could not be sent, or no key given: its peer does not drain what we say, so the connection ends.
     pub fn handle_send_refused(&mut self, connection: ConnectionId, scope: Scope) {
         self.close(connection, scope);
     }
@@ -395,7 +411,7 @@ fn handle_asked<L: Landing>(
             let (count, bitmap) = (outcomes.count(), outcomes.bitmap());
             holder.handle_complete(remote, &Completion { borrower, lease, count, bitmap }, cx);
         }
-        Message::Abort { lease, .. } => holder.handle_abort(remote, lease),
+        Message::Abort { lease, .. } => holder.handle_abort(remote, lease, cx.outbox),
         Message::Ping { token } => {
             let (pause_ms, outstanding_bytes) = (cx.landing.pause_ms(), holder.leased_bytes());
             let pong = Message::Pong { token, pause_ms, outstanding_bytes };

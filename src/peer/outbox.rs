@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use super::windows::Run;
 use crate::event::EventSink;
-use crate::fabric::ConnectionId;
+use crate::fabric::{ConnectionId, RemoteSpan, WindowId};
 use crate::protocol::{HashEntry, LoanEntry, Message};
 use crate::types::{BlockHash, NamespaceId, NodeId, RequestId, Timestamp};
 
@@ -19,6 +20,27 @@ pub enum Output {
     Admit {
         /// Through which connection.
         connection: ConnectionId,
+    },
+    /// Give the peer a key to a span that a message lends, and write it into that message by
+    /// [`super::Peers::handle_granted`]. The message follows.
+    Grant {
+        /// On which connection.
+        connection: ConnectionId,
+        /// By which window.
+        window: WindowId,
+        /// To what: loans next to each other.
+        span: RemoteSpan,
+        /// First byte of the message.
+        start: usize,
+        /// One past its last byte.
+        end: usize,
+    },
+    /// End the key of a window; [`crate::fabric::FabricEvent::Revoked`] answers.
+    Revoke {
+        /// On which connection.
+        connection: ConnectionId,
+        /// Which window.
+        window: WindowId,
     },
     /// Send a message: the bytes `start..end` of [`super::Peers::message`].
     Send {
@@ -63,6 +85,27 @@ impl Outbox {
         let start = self.bytes.len();
         message.encode(&mut self.bytes);
         self.outputs.push_back(Output::Send { connection, start, end: self.bytes.len() });
+    }
+
+    /// Sends a lease whose loans get keys of their own first.
+    pub(super) fn send_granted(
+        &mut self,
+        connection: ConnectionId,
+        message: &Message<'_>,
+        runs: &[Run],
+    ) {
+        let start = self.bytes.len();
+        message.encode(&mut self.bytes);
+        let end = self.bytes.len();
+        self.outputs.extend(runs.iter().map(|run| {
+            let &Run { window, span } = run;
+            Output::Grant { connection, window, span, start, end }
+        }));
+        self.outputs.push_back(Output::Send { connection, start, end });
+    }
+
+    pub(super) fn bytes_mut(&mut self, start: usize, end: usize) -> &mut [u8] {
+        self.bytes.get_mut(start..end).unwrap_or_default()
     }
 
     pub(super) fn lend(

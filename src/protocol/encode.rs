@@ -3,9 +3,10 @@
 use bytemuck::{Pod, Zeroable, bytes_of, cast_slice};
 
 use super::{
-    AbortReason, HashEntry, Introduction, MAGIC, Message, Outcomes, PROTOCOL_VERSION, Proof,
-    RanksStatus, RegionEntry, decode, wire,
+    AbortReason, HashEntry, Introduction, LoanEntry, MAGIC, Message, Outcomes, PROTOCOL_VERSION,
+    Proof, RanksStatus, RegionEntry, decode, wire,
 };
+use crate::fabric::RemoteSpan;
 use crate::limits;
 use crate::types::{LeaseId, NamespaceId, NodeEpoch, RequestId};
 
@@ -92,6 +93,16 @@ impl Message<'_> {
             }
             Self::Goodbye { reason } => append_reason(out, reason.code()),
         }
+    }
+}
+
+/// Writes `key` into those loans of an encoded lease that lie within `span`.
+pub fn set_loan_keys(lease: &mut [u8], span: &RemoteSpan, key: u32) {
+    let loans = size_of::<wire::Header>() + size_of::<wire::Lease>();
+    let Some(Ok(loans)) = lease.get_mut(loans..).map(bytemuck::try_cast_slice_mut) else { return };
+    for loan in loans {
+        let loan: &mut LoanEntry = loan;
+        loan.set_key(span, key);
     }
 }
 

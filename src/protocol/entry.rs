@@ -35,7 +35,9 @@ impl RegionEntry {
         self.0.len.get()
     }
 
-    /// Whether the span lies in this region: what a lease is checked against before it is read.
+    /// Whether the span lies in this region: what a lease is checked against before it is read. The
+    /// key is its owner's affair, since leases may have keys of their own: by a wrong one nothing is
+    /// read.
     #[must_use]
     pub fn contains(&self, span: &RemoteSpan) -> bool {
         let inside = || {
@@ -43,7 +45,7 @@ impl RegionEntry {
             let end = offset.checked_add(u64::from(span.len))?;
             Some(end <= self.len())
         };
-        span.rkey == self.rkey() && inside().unwrap_or(false)
+        inside().unwrap_or(false)
     }
 
     pub(super) fn is_valid(&self) -> bool {
@@ -166,6 +168,16 @@ impl LoanEntry {
             NOT_FOUND => Loan::NotFound,
             BUSY => Loan::Busy,
             _ => Loan::Failed,
+        }
+    }
+
+    /// Gives a loan within the span another key.
+    pub(super) fn set_key(&mut self, span: &RemoteSpan, key: u32) {
+        let (first, len) = (self.0.address.get(), u64::from(self.0.len.get()));
+        let within = first >= span.address
+            && (first - span.address).checked_add(len).is_some_and(|end| end <= span.len.into());
+        if self.0.status == READY && within {
+            self.0.rkey = key.into();
         }
     }
 

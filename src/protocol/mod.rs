@@ -28,6 +28,7 @@ mod wire;
 
 pub use auth::{Proof, Role, SecretKey};
 pub use decode::{DecodeError, decode};
+pub use encode::set_loan_keys;
 pub use entry::{HashEntry, Loan, LoanEntry, Outcomes, RegionEntry};
 pub use kind::{AbortReason, GoodbyeReason, Kind, RanksStatus, RejectReason};
 

@@ -25,11 +25,22 @@ use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope};
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
+/// A node that is connected and authenticated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectedPeer {
+    /// Who.
+    pub node: NodeId,
+    /// Its identity as a reader.
+    pub requester: RequesterId,
+    /// The transport of its connection.
+    pub transport: &'static str,
+}
+
 /// What peers look like now.
 #[derive(Debug, Clone, Default)]
 pub struct PeerSnapshot {
-    /// Connected and authenticated nodes, and their identities as readers.
-    pub connected: Vec<(NodeId, RequesterId)>,
+    /// Connected and authenticated nodes.
+    pub connected: Vec<ConnectedPeer>,
     /// What each requester holds.
     pub leases: Vec<LeaseUsage>,
 }
@@ -256,7 +267,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 }
                 Command::Snapshot { answer } => {
                     let snapshot = PeerSnapshot {
-                        connected: self.peers.connected().collect(),
+                        connected: self.connected().collect(),
                         leases: self.peers.lease_usage().collect(),
                     };
                     // An asker that is gone needs no answer.
@@ -269,6 +280,13 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 }
             }
         }
+    }
+
+    fn connected(&self) -> impl Iterator<Item = ConnectedPeer> + '_ {
+        self.peers.connected().filter_map(|(node, requester)| {
+            let transport = self.fabric.transport(self.peers.up_to(node)?);
+            Some(ConnectedPeer { node, requester, transport })
+        })
     }
 
     /// Carries out what the peers ask for, until they ask for nothing.
@@ -316,6 +334,19 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 if let Err(error) = sent {
                     self.peers.handle_send_refused(connection, error.scope());
                 }
+            }
+            Output::Grant { connection, window, span, start, end } => {
+                match self.fabric.grant(connection, window, &span) {
+                    Ok(key) => self.peers.handle_granted(&span, (start, end), key),
+                    Err(error) => {
+                        tracing::warn!(%error, "a lease gets no key: its connection ends");
+                        self.peers.handle_send_refused(connection, error.scope());
+                    }
+                }
+            }
+            // A connection that is gone has taken its keys along.
+            Output::Revoke { connection, window } => {
+                self.fabric.revoke(connection, window).ok();
             }
             Output::Close { connection } => self.fabric.close(connection),
         }

@@ -7,7 +7,7 @@ use super::outbox::Outbox;
 use super::page::{PeerPage, ServingPage};
 use super::reads::{Ran, Reads, Source};
 use super::window::Window;
-use super::wire::{GRANT, Grant, Hello, KIND_BYTES, MESSAGE, WITHDRAWAL, Withdrawal};
+use super::wire::{CANNOT, GRANT, Grant, Hello, KIND_BYTES, MESSAGE, WITHDRAWAL, Withdrawal};
 use crate::fabric::{ConnectionId, EventBatch, FabricEvent, ReadBatch};
 use crate::limits::REGIONS_MAX;
 use crate::memory::Regions;
@@ -267,6 +267,7 @@ impl Connection {
                 self.windows.retain(|window| window.slot != slot);
                 Ok(())
             }
+            (Some(CANNOT), None) => Err(Broken::EXHAUSTED),
             _ => Err(Broken::VIOLATION),
         }
     }
@@ -370,7 +371,12 @@ impl Connection {
         if let Some(page) = self.page.take() {
             page.cut();
         }
-        self.socket = None;
+        if let Some(socket) = self.socket.take()
+            && broken == Broken::EXHAUSTED
+        {
+            // So that the peer goes another way next time. Where this does not arrive it tries again.
+            self.outbox.notice(&socket, &CANNOT.to_le_bytes(), None).ok();
+        }
         self.broken = Some(broken);
     }
 

@@ -33,8 +33,11 @@ mod outbox;
 mod page;
 mod reads;
 mod service;
+#[cfg(test)]
+mod tests;
 mod window;
 mod wire;
+mod with_shm;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -45,6 +48,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 pub use self::name::{ShmName, nodes_here};
+pub use self::with_shm::{PeerEndpoint, WithShm};
 
 use self::connection::{Connection, Context, Export};
 use self::wire::{GRANT, Grant, PACKET_BYTES_MAX};
@@ -189,6 +193,22 @@ impl ShmFabric {
         Ok(())
     }
 
+    /// Starts to connect, where somebody of this user listens under this name; `None` where not, or
+    /// where nothing can be spent on it.
+    pub fn connect_here(&mut self, to: &ShmName) -> Option<ConnectionId> {
+        let id = self.table.reserve().ok()?;
+        match self.dial(id, to) {
+            Ok(connection) => {
+                self.table.put(id, connection);
+                Some(id)
+            }
+            Err(_refused) => {
+                self.table.release(id);
+                None
+            }
+        }
+    }
+
     /// Whether a poll has something to do without waiting.
     #[must_use]
     pub fn has_work(&self) -> bool {
@@ -292,6 +312,7 @@ impl Fabric for ShmFabric {
             transport: "shm",
             reads_outstanding: READS_OUTSTANDING_MAX,
             segments: READ_SEGMENTS_MAX,
+            windows: 0,
             read_bytes: READ_BYTES_MAX,
         }
     }

@@ -6,6 +6,7 @@
 //! both ways               MESSAGE, bytes
 //! holder -> reader        Grant, with the region's memory file for reading only
 //! holder -> reader        Withdrawal
+//! both ways               CANNOT, before the end: the sender has no memory or mappings for this
 //! ```
 
 use bytemuck::{Pod, Zeroable};
@@ -26,6 +27,8 @@ pub(super) const MESSAGE: u32 = 1;
 pub(super) const GRANT: u32 = 2;
 /// First word of a [`Withdrawal`].
 pub(super) const WITHDRAWAL: u32 = 3;
+/// The whole of a packet: the sender ends the connection for want of something that it needs.
+pub(super) const CANNOT: u32 = 4;
 
 /// Length of a packet's first word, bytes.
 pub(super) const KIND_BYTES: usize = size_of::<u32>();

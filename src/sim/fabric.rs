@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{SimEndpoint, SimNetwork};
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
-    RegionId, Wake,
+    RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::memory::Mapping;
 
@@ -55,6 +55,7 @@ impl Fabric for SimFabric {
             transport: "sim",
             reads_outstanding: state.config.reads_outstanding,
             segments: state.config.read_segments,
+            windows: state.config.windows,
             read_bytes: state.config.read_bytes,
         }
     }
@@ -75,6 +76,19 @@ impl Fabric for SimFabric {
 
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
         self.network.0.borrow_mut().admit(self.at, connection)
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        self.network.0.borrow_mut().grant(self.at, connection, (window, span))
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        self.network.0.borrow_mut().revoke(self.at, connection, window)
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
-    Region, RegionId, Wake,
+    Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
@@ -154,6 +154,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
         self.inner.capabilities()
     }
 
+    fn transport(&self, connection: ConnectionId) -> &'static str {
+        self.inner.transport(connection)
+    }
+
     fn register(
         &mut self,
         memory: Arc<Self::Memory>,
@@ -172,6 +176,19 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
         self.inner.admit(connection)
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        self.inner.grant(connection, window, span)
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        self.inner.revoke(connection, window)
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {

@@ -19,6 +19,7 @@ impl State {
             Action::Gone { end, reason } => self.break_end(end, reason),
             Action::GiveUp { end } => self.give_up(end),
             Action::Flush { end } => self.flush(end),
+            Action::Revoke { end, window } => self.revoked(end, window),
         }
     }
 
@@ -29,7 +30,9 @@ impl State {
             Action::Message { end, .. } => (*end, self.ends.get(*end).and_then(|end| end.other)),
             Action::Serve { end, .. } | Action::Land { end, .. } => (*end, Some(*end)),
             Action::Connected { end } | Action::Gone { end, .. } => (*end, None),
-            Action::GiveUp { .. } | Action::Flush { .. } => return Some(action),
+            Action::GiveUp { .. } | Action::Flush { .. } | Action::Revoke { .. } => {
+                return Some(action);
+            }
         };
         let Some(end) = self.ends.get(through) else {
             return Some(action);
@@ -141,7 +144,7 @@ impl State {
     }
 
     /// Puts an event where its node's next poll finds it.
-    fn tell(&mut self, index: usize, event: FabricEvent, bytes: Vec<u8>) {
+    pub(super) fn tell(&mut self, index: usize, event: FabricEvent, bytes: Vec<u8>) {
         let Some(end) = self.ends.get(index) else {
             return;
         };

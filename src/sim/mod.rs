@@ -47,6 +47,7 @@ mod happening;
 mod random;
 mod reads;
 mod state;
+mod windows;
 #[cfg(test)]
 mod tests;
 
@@ -81,6 +82,8 @@ pub struct SimConfig {
     pub read_segments: usize,
     /// Longest READ, bytes.
     pub read_bytes: u32,
+    /// Keys of its own that a connection can give out; 0: peers read by the regions' keys. Default: 0.
+    pub windows: u16,
     /// Bytes per second of each READ, whatever others there are. Default: no limit.
     pub read_rate: Option<NonZeroU64>,
 }
@@ -103,6 +106,7 @@ impl Default for SimConfig {
             reads_outstanding: 64,
             read_segments: 4,
             read_bytes: 64 << 10,
+            windows: 0,
             read_rate: None,
         }
     }

@@ -1,6 +1,6 @@
 //! READs: posted at one end, served at the other, landing some time after.
 
-use super::state::{Action, Phase, Registered, State};
+use super::state::{Action, End, Phase, Registered, State};
 use super::{ExposedSpan, SimEndpoint};
 use crate::fabric::{
     Access, CloseReason, CompletionStatus, ConnectionId, FabricError, ReadBatch, RegisteredSpan,
@@ -94,11 +94,19 @@ impl State {
         self.break_end(index, reason);
     }
 
-    /// The region of a node that a peer's span names.
-    fn served(&self, holder: SimEndpoint, remote: &RemoteSpan) -> Option<(&Registered, u64)> {
-        let regions = &self.nodes.get(&holder)?.regions;
+    /// The region of the node at this end that its peer's span names.
+    fn served(&self, holder: &End, remote: &RemoteSpan) -> Option<(&Registered, u64)> {
+        let regions = &self.nodes.get(&holder.node)?.regions;
+        let granted = match self.config.windows {
+            0 => None,
+            _ => Some(holder.granted(remote)?),
+        };
         let found = regions.iter().find(|registered| {
-            registered.access == Access::RemoteRead && registered.region.rkey == remote.rkey
+            registered.access == Access::RemoteRead
+                && match granted {
+                    Some(region) => registered.region.id == region,
+                    None => registered.region.rkey == remote.rkey,
+                }
         })?;
         let offset = remote.address.checked_sub(found.region.address)?;
         found.region.remote(offset, remote.len).map(|_| (found, offset))
@@ -123,7 +131,7 @@ impl State {
             // Nothing is looked up where nothing is read, as on a device.
             return self.land(index, number);
         }
-        let served = if other.admitted { self.served(other.node, &read.remote) } else { None };
+        let served = if other.admitted { self.served(other, &read.remote) } else { None };
         let Some((region, offset)) = served else {
             return self.fail(index, number, CompletionStatus::RemoteAccess);
         };
@@ -200,7 +208,7 @@ impl State {
             };
             for read in &end.reads {
                 let unread = read.bytes.len() < read.remote.len as usize;
-                if let Some((region, offset)) = self.served(other.node, &read.remote)
+                if let Some((region, offset)) = self.served(other, &read.remote)
                     && unread
                 {
                     exposed.push(ExposedSpan {

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use super::random::Random;
 use super::reads::Read;
+use super::windows::Granted;
 use super::{SimConfig, SimEndpoint};
 use crate::fabric::{
     Access, CloseReason, ConnectionId, EventBatch, FabricError, FabricEvent, Region, RegionId,
+    WindowId,
 };
 use crate::limits;
 use crate::memory::Mapping;
@@ -36,6 +38,8 @@ pub(super) enum Action {
     GiveUp { end: usize },
     /// This end has drained.
     Flush { end: usize },
+    /// A key of this end ends.
+    Revoke { end: usize, window: WindowId },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +66,8 @@ pub(super) struct End {
     /// Messages of this end that are on their way.
     pub(super) under_way: usize,
     pub(super) reads: Vec<Read>,
+    /// Keys that it has given the other end.
+    pub(super) windows: BTreeMap<WindowId, Granted>,
     /// Whether one of its READs has told why it broke: the others are flushed.
     pub(super) told: bool,
 }
@@ -161,10 +167,7 @@ impl State {
         memory: Arc<Mapping>,
         access: Access,
     ) -> Result<Region, FabricError> {
-        // A key that no other registration had: an old one reads nothing.
-        self.counter += 1;
-        let rkey = u32::try_from(self.random.next() >> 44).unwrap_or(0) << 12
-            | u32::try_from(self.counter & 0xfff).unwrap_or(0);
+        let rkey = self.new_key();
         let node = self.node(at, life)?;
         if node.regions.len() >= limits::REGIONS_MAX {
             return Err(FabricError::Limit { what: "regions", limit: limits::REGIONS_MAX });
@@ -175,6 +178,13 @@ impl State {
         let region = Region { id, rkey, address, len: memory.len() };
         node.regions.push(Registered { region, access, memory });
         Ok(region)
+    }
+
+    /// A key that no other registration had: an old one reads nothing.
+    pub(super) fn new_key(&mut self) -> u32 {
+        self.counter += 1;
+        u32::try_from(self.random.next() >> 44).unwrap_or(0) << 12
+            | u32::try_from(self.counter & 0xfff).unwrap_or(0)
     }
 
     pub(super) fn deregister(&mut self, (at, life): (SimEndpoint, u32), id: RegionId) {
@@ -282,6 +292,7 @@ impl State {
             arrives: self.now,
             under_way: 0,
             reads: Vec::new(),
+            windows: BTreeMap::new(),
             told: false,
         });
         self.ends.len() - 1

@@ -6,7 +6,7 @@ use super::fault::{self, Fault};
 use super::index::Index;
 use super::resident::{Committed, UnpinError};
 use super::table::{Recency, Step, Table};
-use super::word::{State, Word};
+use super::word::{Flag, State, Word};
 use crate::policy::RankEvent;
 use crate::types::{EvictionRank, RequesterIndex, ResidentId};
 
@@ -72,7 +72,7 @@ impl Table {
                 let given = (requester, before.rank());
                 let current = || entry.word() == mark;
                 requesters.record(generation, given, &self.overflow, current);
-                self.after(unpinned, RankEvent::Served).0
+                self.after(unpinned, RankEvent::Served).0.with(Flag::Served)
             }
             Some(_) => unpinned,
         };

@@ -103,17 +103,18 @@ impl Index {
                 return Walk::End(Head { bucket, link: NIL });
             };
             let head = Head { bucket, link: first.get() };
-            if let Some(walk) = Self::walk_from(slots, first, head, &mut visit) {
+            if let Some(walk) = Self::walk_from(slots, first, head, None, &mut visit) {
                 return walk;
             }
         }
     }
 
-    /// `None` where the chain changed underfoot.
+    /// Goes no further than to take out `last`. `None` where the chain changed underfoot.
     fn walk_from<R>(
         slots: &Slots,
         first: &Cell,
         mut head: Head,
+        last: Option<u32>,
         visit: &mut impl FnMut(u32, u32) -> Option<R>,
     ) -> Option<Walk<R>> {
         let (mut before, mut link) = (first, head.link);
@@ -136,6 +137,9 @@ impl Index {
                 link = past;
                 if at_head {
                     head.link = past;
+                }
+                if last == Some(slot) {
+                    return Some(Walk::End(head));
                 }
                 continue;
             }
@@ -175,8 +179,17 @@ impl Index {
                 break;
             }
         }
-        // A walk to the end meets the slot if it is still there, and takes it out.
-        let _end: Walk<()> = self.walk(slots, bucket, |_, _| None);
+        // A walk meets the slot if it is still there, and takes it out.
+        let Some(first) = self.head(bucket) else {
+            return;
+        };
+        let mut visit = |_, _| None::<()>;
+        loop {
+            let head = Head { bucket, link: first.get() };
+            if Self::walk_from(slots, first, head, Some(slot), &mut visit).is_some() {
+                return;
+            }
+        }
     }
 }
 

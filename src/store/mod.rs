@@ -101,7 +101,8 @@
 //! - A link of a chain contains the generation of its own slot, and chains grow at the head alone
 //!   (`index`).
 //! - The set of a resident's requesters contains the low 24 bits of the generation (`requesters`), and
-//!   is emptied with each tenancy.
+//!   is emptied at the end of the tenancy. (A helper of a commit that stands still until the tenancy is
+//!   over may leave something there, which could mislead after 2^24 tenancies that nobody was served.)
 //!
 //! # Memory
 //!

@@ -5,11 +5,12 @@ use arrayvec::ArrayVec;
 
 use super::claims::{Owned, Ticket};
 use super::fault::{self, Fault};
-use super::log::{Oldest, Placed};
+use super::index::Bucket;
+use super::log::{Oldest, Placed, UPCOMING};
 use super::resident::Evicted;
 use super::slots::Slot;
 use super::table::Table;
-use super::word::{State, Word};
+use super::word::{Flag, State, Word};
 use crate::limits;
 use crate::policy::ListHead;
 use crate::sync::{Apart, Cell, Shared};
@@ -68,13 +69,24 @@ impl Table {
         }
         let (link, placed) = self.logs.upcoming(rank, warmed.is_none())?;
         placed.iter().for_each(|placed| self.slots.warm(placed.slot));
+        let mut chains: ArrayVec<Bucket, UPCOMING> = ArrayVec::new();
         for Placed { slot, position, .. } in placed {
-            if let Some(entry) = self.at(slot).filter(|entry| entry.word().is_at(position)) {
+            let Some(entry) = self.at(slot) else {
+                continue;
+            };
+            let word = entry.word();
+            if word.is_at(position) {
                 self.slots.warm_payload(slot);
-                self.slots.warm_requesters(slot);
-                self.index.first(self.index.bucket(&entry.key()));
+                if word.has(Flag::Served) {
+                    self.slots.warm_requesters(slot);
+                }
+                let chain = self.index.bucket(&entry.key());
+                self.index.first(chain);
+                chains.push(chain);
             }
         }
+        let neighbours = chains.into_iter().filter_map(|chain| self.index.first(chain));
+        neighbours.for_each(|slot| self.slots.warm(slot));
         Some(link)
     }
 
@@ -124,7 +136,10 @@ impl Table {
         let (key, payload) = (entry.key(), self.slots.payload(slot)?);
         let evicted = Evicted { key, id: self.id(slot), payload, rank: word.rank() };
         self.index.remove(&self.slots, self.index.bucket(&key), slot);
-        self.slots.requesters(slot)?.release(&self.overflow);
+        // Of a resident that was never served they are empty, and where they lie is untouched memory.
+        if word.has(Flag::Served) {
+            self.slots.requesters(slot)?.release(&self.overflow);
+        }
         self.vacate(slot, entry);
         Some(evicted)
     }

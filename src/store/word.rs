@@ -8,7 +8,7 @@
 //!       21      marked: an event has marked its rank; see `Policy::marks_rank`
 //!       22      finished: `finished_sending` was counted
 //!       23      fresh: the tag is the slot's generation; else it is the position in a log
-//!       24      unused
+//!       24      served: its requesters are not empty
 //!       25..64  tag, 39 bits: makes the word one that this slot never had before
 //! ```
 //!
@@ -66,6 +66,7 @@ pub(super) enum Flag {
     Marked = 1 << 21,
     Finished = 1 << 22,
     Fresh = 1 << 23,
+    Served = 1 << 24,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,7 +180,8 @@ impl Word {
 mod tests {
     use super::*;
 
-    const FLAGS: [Flag; 4] = [Flag::Fetched, Flag::Marked, Flag::Finished, Flag::Fresh];
+    const FLAGS: [Flag; 5] =
+        [Flag::Fetched, Flag::Marked, Flag::Finished, Flag::Fresh, Flag::Served];
     const STATES: [State; 7] = [
         State::Free,
         State::Arriving,
@@ -198,7 +200,7 @@ mod tests {
             let word = full.with_state(state);
             assert_eq!((word.state(), word.rank(), word.pins()), (state, EvictionRank::LAST, 4095));
             assert_eq!(word.generation(), Some(u32::MAX));
-            assert_eq!(FLAGS.map(|flag| word.has(flag)), [true; 4]);
+            assert_eq!(FLAGS.map(|flag| word.has(flag)), [true; 5]);
             let low = word.with_rank(EvictionRank::FIRST).unpinned().unwrap();
             assert_eq!((low.state(), low.rank().get(), low.pins()), (state, 1, 4094));
         }

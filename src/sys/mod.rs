@@ -19,3 +19,4 @@ pub mod process;
 pub mod rdma_sysfs;
 pub mod root;
 pub mod socket;
+pub mod watch;

@@ -39,7 +39,7 @@ mod wire;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +61,7 @@ use crate::limits::{
 };
 use crate::memory::{Mapping, Regions};
 use crate::sys::connections::Broken;
+use crate::sys::watch::Watch;
 use crate::types::Timestamp;
 
 /// Sockets accepted in one poll; the others wait in the kernel's queue for the next one.
@@ -112,6 +113,8 @@ pub struct TcpFabric {
     regions: Regions,
     table: Table,
     arrivals: Arrivals,
+    /// Whether the descriptor that is watched for somebody else was readable.
+    watched: bool,
     /// Cut connections whose end the next poll reports.
     dying: Vec<ConnectionId>,
     ready: Vec<Ready>,
@@ -161,6 +164,7 @@ impl TcpFabric {
             regions: Regions::default(),
             table: Table::default(),
             arrivals: Arrivals::default(),
+            watched: false,
             dying: Vec::new(),
             ready: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
@@ -208,6 +212,7 @@ impl TcpFabric {
     fn handle(&mut self, ready: Ready, now: Timestamp, batch: &mut EventBatch) {
         match Token::decode(ready.token) {
             Token::Listener => self.accept(now, batch),
+            Token::Watched => self.watched = true,
             Token::Arrival(number) => self.greet(number, now, batch),
             Token::Control(id) => {
                 self.with(id, Some(batch), |connection, context, batch| {
@@ -361,6 +366,7 @@ impl Fabric for TcpFabric {
             transport: "tcp",
             reads_outstanding: READS_OUTSTANDING_MAX,
             segments: READ_SEGMENTS_MAX,
+            windows: 0,
             read_bytes: READ_BYTES_MAX,
         }
     }
@@ -457,5 +463,17 @@ impl Fabric for TcpFabric {
 
     fn waker(&self) -> Arc<dyn Wake> {
         self.waiter.waker()
+    }
+}
+
+impl Watch for TcpFabric {
+    fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        self.waiter.add(fd, Token::Watched.encode(), Interest::Read).map_err(|source| {
+            socket::os("watching a descriptor".to_owned(), source, REMEDY_DESCRIPTORS)
+        })
+    }
+
+    fn take_watched(&mut self) -> bool {
+        std::mem::take(&mut self.watched)
     }
 }

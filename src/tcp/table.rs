@@ -11,16 +11,19 @@ const LANE_CONTROL: u16 = 0;
 const LANE_ARRIVAL: u16 = u16::MAX - 1;
 /// Lane of a token: the listening socket.
 const LANE_LISTENER: u16 = u16::MAX - 2;
+/// Lane of a token: a descriptor that is watched for somebody else.
+const LANE_WATCHED: u16 = u16::MAX - 3;
 
 const _: () = {
     assert!(CONNECTIONS_MAX <= u16::MAX as usize, "slots travel as u16");
-    assert!(STREAMS_MAX < LANE_LISTENER as usize);
+    assert!(STREAMS_MAX < LANE_WATCHED as usize);
 };
 
 /// What a watched socket is. An old token finds nothing, since its generation is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token {
     Listener,
+    Watched,
     Arrival(u32),
     Control(ConnectionId),
     Data(ConnectionId, usize),
@@ -38,10 +41,11 @@ impl Token {
     pub(super) fn encode(self) -> u64 {
         let (high, slot, lane) = match self {
             Self::Listener => (0, 0, LANE_LISTENER),
+            Self::Watched => (0, 0, LANE_WATCHED),
             Self::Arrival(number) => (number, 0, LANE_ARRIVAL),
             Self::Control(id) => (id.generation, id.slot, LANE_CONTROL),
             Self::Data(id, stream) => {
-                let lane = u16::try_from(stream + 1).unwrap_or(LANE_LISTENER - 1);
+                let lane = u16::try_from(stream + 1).unwrap_or(LANE_WATCHED - 1);
                 (id.generation, id.slot, lane)
             }
         };
@@ -57,6 +61,7 @@ impl Token {
         let id = ConnectionId { slot: u32::from(slot), generation: high };
         match lane {
             LANE_LISTENER => Self::Listener,
+            LANE_WATCHED => Self::Watched,
             LANE_ARRIVAL => Self::Arrival(high),
             LANE_CONTROL => Self::Control(id),
             lane => Self::Data(id, usize::from(lane) - 1),
@@ -76,6 +81,7 @@ mod tests {
         let id = ConnectionId { slot: 1023, generation: u32::MAX };
         for token in [
             Token::Listener,
+            Token::Watched,
             Token::Arrival(7),
             Token::Control(id),
             Token::Data(id, 0),

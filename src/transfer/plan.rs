@@ -122,7 +122,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn capabilities(segments: usize, read_bytes: u32) -> Capabilities {
-        Capabilities { transport: "test", reads_outstanding: 8, segments, read_bytes }
+        Capabilities { transport: "test", reads_outstanding: 8, segments, read_bytes, windows: 0 }
     }
 
     fn block(address: u64, offset: u64, len: u32) -> BlockRead {

@@ -19,6 +19,10 @@ use crate::sys::ibverbs::{
 /// Entries of a GID table that are looked at; devices seen have at most 1024.
 const GIDS_MAX: usize = 1024;
 
+/// The two kinds of type 2 windows: both are bound to a queue pair, and differ in whether the
+/// protection domain is checked besides.
+const TYPE_2_WINDOWS: u32 = c::IBV_DEVICE_MEM_WINDOW_TYPE_2A | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+
 /// What a device can do, as far as it matters here. Counts that a driver reports as negative are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
@@ -34,6 +38,8 @@ pub struct DeviceLimits {
     pub reads_served: u8,
     /// READs that one queue pair has on the wire at once.
     pub reads_issued: u8,
+    /// Memory windows of type 2; 0 where it has none.
+    pub windows: u32,
     /// Ports.
     pub ports: u8,
 }
@@ -196,6 +202,10 @@ impl Context {
             completions: count(attr.max_cqe),
             reads_served: byte(attr.max_qp_rd_atom),
             reads_issued: byte(attr.max_qp_init_rd_atom),
+            windows: match attr.device_cap_flags & TYPE_2_WINDOWS {
+                0 => 0,
+                _ => count(attr.max_mw),
+            },
             ports: attr.phys_port_cnt,
         })
     }

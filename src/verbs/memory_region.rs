@@ -8,10 +8,20 @@ use std::sync::Arc;
 
 use super::error::VerbsError;
 use super::protection_domain::ProtectionDomain;
-use crate::fabric::Access;
 use crate::memory::Mapping;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::ibv_mr;
+
+/// What peers may do with a registration, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// Nothing.
+    No,
+    /// READ it by the registration's own key.
+    Whole,
+    /// READ those parts of it that a [`super::MemoryWindow`] is bound to; its own key reads nothing.
+    ByWindows,
+}
 
 /// A registration of a mapping, or of a part of it. Ended when dropped.
 #[derive(Debug)]
@@ -33,17 +43,17 @@ unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// Registers a mapping. The device may write to it for local work requests; peers may read it
-    /// where `access` says so, and may never write.
+    /// as `served` says, and may never write.
     ///
     /// # Errors
     /// [`VerbsError::Call`], also for a mapping longer than the device registers at once.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         memory: Arc<Mapping>,
-        access: Access,
+        served: Served,
     ) -> Result<Self, VerbsError> {
         let len = memory.len();
-        Self::part(domain, memory, (0, len), access)
+        Self::part(domain, memory, (0, len), served)
     }
 
     /// Registers `len` bytes at `offset` of a mapping, as [`Self::new`] registers all of it.
@@ -54,7 +64,7 @@ impl MemoryRegion {
         domain: &Arc<ProtectionDomain>,
         memory: Arc<Mapping>,
         (offset, len): (u64, u64),
-        access: Access,
+        served: Served,
     ) -> Result<Self, VerbsError> {
         let context = domain.context();
         let refused = |source| {
@@ -69,9 +79,10 @@ impl MemoryRegion {
         let pointer =
             memory.pointer(offset, len).map_err(|error| refused(io::Error::other(error)))?;
         let bytes = usize::try_from(len).map_err(|error| refused(io::Error::other(error)))?;
-        let flags = match access {
-            Access::Local => c::IBV_ACCESS_LOCAL_WRITE,
-            Access::RemoteRead => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
+        let flags = match served {
+            Served::No => c::IBV_ACCESS_LOCAL_WRITE,
+            Served::Whole => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
+            Served::ByWindows => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_MW_BIND,
         };
         let library = context.library();
         // SAFETY: the domain is allocated; `pointer` is valid for `bytes` bytes and stays mapped,
@@ -87,6 +98,10 @@ impl MemoryRegion {
             .map_err(|error| refused(io::Error::other(error)))?;
         let (domain, memory) = (Arc::clone(domain), Some(memory));
         Ok(Self { raw, lkey, rkey, address, len, domain, memory })
+    }
+
+    pub(super) fn raw(&self) -> NonNull<ibv_mr> {
+        self.raw
     }
 
     /// The key of local work requests.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::completion_queue::CompletionQueue;
 use super::error::{REMEDY_DEVICE, REMEDY_OBJECTS, VerbsError};
 use super::protection_domain::ProtectionDomain;
-use super::work::{Segment, SendList};
+use super::work::{self, Bind, Segment, SendList};
 use crate::limits::RETRIES_MAX;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::{
@@ -292,6 +292,41 @@ impl QueuePair {
         }
         let posted = if bad.is_null() { 0 } else { list.position(bad) };
         Err(PartlyPosted { posted, source: io::Error::from_raw_os_error(rc.saturating_abs()) })
+    }
+
+    /// Posts the bind of a window to a part of a region, READ-only, under `key`; see
+    /// [`MemoryWindow`] for what the device asks of key and window. The completion says whether it
+    /// was bound. One doorbell, so that window and region are borrowed until the device has the
+    /// request.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`]: nothing was posted.
+    pub fn post_bind(&self, bind: &Bind<'_>) -> Result<(), VerbsError> {
+        let access = c::IBV_ACCESS_REMOTE_READ.cast_unsigned();
+        let mut request = work::bind(bind, access);
+        self.post_one(&mut request, "ibv_post_send of a window's bind")?;
+        bind.window.set_key(bind.key);
+        Ok(())
+    }
+
+    /// Posts the invalidation of a bound window's key. When it has completed, nobody reads by it.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`]: nothing was posted.
+    pub fn post_invalidate(&self, wr_id: u64, key: u32) -> Result<(), VerbsError> {
+        self.post_one(&mut work::invalidate(wr_id, key), "ibv_post_send of an invalidation")
+    }
+
+    fn post_one(&self, request: &mut ibv_send_wr, call: &str) -> Result<(), VerbsError> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair exists; the request lives during the call, which copies it; what it
+        // points to (a window, a region) is borrowed by the caller.
+        let rc = unsafe { (self.send)(self.raw.as_ptr(), request, &raw mut bad) };
+        if rc == 0 {
+            return Ok(());
+        }
+        let source = io::Error::from_raw_os_error(rc.saturating_abs());
+        Err(self.domain.context().error(call.to_owned(), source, REMEDY_DEVICE))
     }
 
     /// Posts one receive into a segment.

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::ptr;
 
+use super::memory_region::MemoryRegion;
+use super::memory_window::MemoryWindow;
 use crate::fabric::RemoteSpan;
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::{
@@ -13,6 +15,54 @@ use crate::sys::ibverbs::{
 
 /// A local segment: address, bytes and key.
 pub type Segment = ibv_sge;
+
+/// A window to bind.
+#[derive(Debug)]
+pub struct Bind<'a> {
+    /// What its completion carries.
+    pub wr_id: u64,
+    /// The window, which is not bound.
+    pub window: &'a MemoryWindow,
+    /// The region, which was registered to be read by windows.
+    pub region: &'a MemoryRegion,
+    /// The key that reads it from then on: one of the window's.
+    pub key: u32,
+    /// First byte.
+    pub address: u64,
+    /// Length in bytes, at least 1.
+    pub len: u64,
+}
+
+/// The request that binds a window. It points to window and region.
+pub(super) fn bind(bind: &Bind<'_>, access: u32) -> ibv_send_wr {
+    ibv_send_wr {
+        wr_id: bind.wr_id,
+        opcode: c::IBV_WR_BIND_MW,
+        send_flags: c::IBV_SEND_SIGNALED,
+        bind_mw: ibv_wr_bind_mw {
+            mw: bind.window.raw().as_ptr(),
+            rkey: bind.key,
+            bind_info: ibv_mw_bind_info {
+                mr: bind.region.raw().as_ptr(),
+                addr: bind.address,
+                length: bind.len,
+                mw_access_flags: access,
+            },
+        },
+        ..EMPTY
+    }
+}
+
+/// The request that invalidates a key. The key lies where another request has its immediate data.
+pub(super) fn invalidate(wr_id: u64, key: u32) -> ibv_send_wr {
+    ibv_send_wr {
+        wr_id,
+        opcode: c::IBV_WR_LOCAL_INV,
+        send_flags: c::IBV_SEND_SIGNALED,
+        imm_data: key,
+        ..EMPTY
+    }
+}
 
 /// A list of work requests for a send queue.
 #[derive(Default)]

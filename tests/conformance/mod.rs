@@ -17,18 +17,22 @@ use std::time::{Duration, Instant};
 
 use kvrail::fabric::{
     Access, CloseReason, CompletionStatus, ConnectionId, EventBatch, Fabric, FabricEvent,
-    ReadBatch, ReadWork, Region, RegisteredSpan, RemoteSpan, WrId,
+    ReadBatch, ReadWork, Region, RegisteredSpan, RemoteSpan, WindowId, WrId,
 };
 
 mod access;
 mod closing;
 mod messages;
 mod reads;
+#[allow(dead_code, reason = "only fabrics with windows run these")]
+mod windows;
 
 pub(crate) use access::*;
 pub(crate) use closing::*;
 pub(crate) use messages::*;
 pub(crate) use reads::*;
+#[allow(unused_imports, reason = "only fabrics with windows run these")]
+pub(crate) use windows::*;
 
 /// How a test makes fabrics and touches their memory.
 pub(crate) trait Harness {
@@ -41,6 +45,11 @@ pub(crate) trait Harness {
     fn endpoint(fabric: &Self::Fabric) -> <Self::Fabric as Fabric>::Endpoint;
     /// Lets a moment pass, where time is not the machine's.
     fn pass() {}
+    #[allow(dead_code, reason = "only fabrics with windows are asked")]
+    /// Whether a key of a window reads no byte outside of it, as it must not.
+    fn windows_have_bounds() -> bool {
+        true
+    }
     /// A place where no fabric is.
     fn nowhere() -> <Self::Fabric as Fabric>::Endpoint;
     /// Memory of zeros.
@@ -64,6 +73,7 @@ pub(crate) enum Seen {
     Connected(ConnectionId),
     Message(ConnectionId, Vec<u8>),
     Completed(ConnectionId, WrId, CompletionStatus),
+    Revoked(ConnectionId, WindowId),
     Closed(ConnectionId, CloseReason),
 }
 
@@ -103,6 +113,7 @@ impl<H: Harness> End<H> {
                 FabricEvent::Completed(done) => {
                     Seen::Completed(done.connection, done.wr_id, done.status)
                 }
+                FabricEvent::Revoked { connection, window } => Seen::Revoked(connection, window),
                 FabricEvent::Closed { connection, reason } => Seen::Closed(connection, reason),
             });
         }

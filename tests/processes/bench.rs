@@ -64,6 +64,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["read", "--depth", "65"], "--depth"),
         (&["read", "--streams", "17"], "--streams"),
         (&["read", "--transport", "pigeon"], "--transport"),
+        (&["read", "--transport", "shm"], "verbs and tcp"),
         (&["read", "--what", "all"], "--what"),
         (&["read", "--time", "0s"], "--time"),
         (&["read", "--pool", "1MiB"], "--pool"),

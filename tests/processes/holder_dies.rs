@@ -9,8 +9,8 @@
 use kvrail::protocol::door::Source;
 
 use crate::support::{
-    Blocks, Counts, IMPATIENT, assert_at_rest, assert_rank, cluster, node_id, read, save,
-    transport, until, with_rank,
+    Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest_over, assert_rank, cluster, node_id, read,
+    save, transport, until, with_rank,
 };
 
 /// Which blocks the reader has when the holder dies.
@@ -18,22 +18,26 @@ use crate::support::{
 enum Arrived {
     /// None.
     Nothing,
-    /// None over TCP; over RDMA those that the device serves until the process is buried.
-    WhatADeviceServes,
+    /// None over TCP; over RDMA those that the device serves until the process is buried, over shared
+    /// memory those that the reader copies before it sees the end.
+    WhatNeedsNoHolder,
     /// All.
     Everything,
 }
 
 /// Kills the holder at `point`, when the reader has what `arrived` says.
-fn holder_killed_at(point: &str, arrived: Arrived) {
+fn holder_killed_at(point: &str, arrived: Arrived, over: &[&str]) {
+    let transport = if over.is_empty() { transport() } else { "shm" };
+    let assert_at_rest = |name, client| assert_at_rest_over(transport, name, client);
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
     let fault = format!("kill:{point}");
-    let with_fault = [&IMPATIENT[..], &["--fault", &fault]].concat();
+    let arguments = [&IMPATIENT[..], over].concat();
+    let with_fault = [&arguments[..], &["--fault", &fault]].concat();
     let mut holder = cluster.node("holder", address, &with_fault).unwrap();
-    let other = cluster.node("other", address, &IMPATIENT).unwrap();
-    let reader = cluster.node("reader", address, &IMPATIENT).unwrap();
+    let other = cluster.node("other", address, &arguments).unwrap();
+    let reader = cluster.node("reader", address, &arguments).unwrap();
     let (at_holder, at_other, at_reader) =
         (holder.client().unwrap(), other.client().unwrap(), reader.client().unwrap());
     let blocks = Blocks::small("of two owners");
@@ -45,8 +49,8 @@ fn holder_killed_at(point: &str, arrived: Arrived) {
     let count = blocks.len();
     let failed = match arrived {
         Arrived::Everything => 0,
-        Arrived::WhatADeviceServes if transport() == "verbs" => counts.failed,
-        Arrived::Nothing | Arrived::WhatADeviceServes => count,
+        Arrived::WhatNeedsNoHolder if transport != "tcp" => counts.failed,
+        Arrived::Nothing | Arrived::WhatNeedsNoHolder => count,
     };
     let expected = Counts { ready: count - failed, failed, ..Counts::default() };
     assert_eq!(counts, expected, "{}", reader.said());
@@ -60,7 +64,7 @@ fn holder_killed_at(point: &str, arrived: Arrived) {
     assert_at_rest("the other owner", &at_other);
 
     drop(at_holder);
-    let holder = cluster.node("holder", address, &IMPATIENT).unwrap();
+    let holder = cluster.node("holder", address, &arguments).unwrap();
     let at_holder = holder.client().unwrap();
     let fresh = Blocks::small("saved after the restart");
     save(&at_holder, &fresh);
@@ -70,21 +74,29 @@ fn holder_killed_at(point: &str, arrived: Arrived) {
 }
 
 macro_rules! killed {
-    ($($name:ident: $point:literal, arrived: $arrived:ident;)+) => {
+    ($over:expr; $($name:ident: $point:literal, arrived: $arrived:ident;)+) => {
         $(
             #[test]
             fn $name() {
-                holder_killed_at($point, Arrived::$arrived);
+                holder_killed_at($point, Arrived::$arrived, &$over);
             }
         )+
     };
 }
 
-killed! {
+killed! { [];
     before_it_reads_the_lend: "recv-lend", arrived: Nothing;
     before_it_grants: "send-lease", arrived: Nothing;
-    after_it_granted: "sent-lease", arrived: WhatADeviceServes;
+    after_it_granted: "sent-lease", arrived: WhatNeedsNoHolder;
     before_it_reads_the_completion: "recv-complete", arrived: Everything;
     before_it_answers_the_completion: "send-ranks", arrived: Everything;
     after_it_answered_the_completion: "sent-ranks", arrived: Everything;
+}
+
+killed! { OVER_SHM;
+    over_shm_before_it_reads_the_lend: "recv-lend", arrived: Nothing;
+    over_shm_before_it_grants: "send-lease", arrived: Nothing;
+    over_shm_after_it_granted: "sent-lease", arrived: WhatNeedsNoHolder;
+    over_shm_before_it_reads_the_completion: "recv-complete", arrived: Everything;
+    over_shm_after_it_answered_the_completion: "sent-ranks", arrived: Everything;
 }

@@ -34,3 +34,4 @@ mod rdma_refused;
 mod requester_dies;
 mod second_process;
 mod service_arguments;
+mod shared_memory;

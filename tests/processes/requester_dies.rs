@@ -7,8 +7,8 @@
 use kvrail::protocol::door::Source;
 
 use crate::support::{
-    Blocks, Counts, IMPATIENT, assert_at_rest, assert_rank, cluster, metric, read, save, try_read,
-    until,
+    Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest_over, assert_rank, cluster, metric, read,
+    save, transport, try_read, until,
 };
 
 /// What the holder has seen of a requester that was killed.
@@ -22,14 +22,17 @@ enum Seen {
     Completion,
 }
 
-fn requester_killed_at(point: &str, seen: Seen) {
+fn requester_killed_at(point: &str, seen: Seen, over: &[&str]) {
+    let transport = if over.is_empty() { transport() } else { "shm" };
+    let assert_at_rest = |name, client| assert_at_rest_over(transport, name, client);
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
-    let metrics = [&IMPATIENT[..], &["--metrics-listen", "127.0.0.1:0"]].concat();
+    let arguments = [&IMPATIENT[..], over].concat();
+    let metrics = [&arguments[..], &["--metrics-listen", "127.0.0.1:0"]].concat();
     let holder = cluster.node("holder", address, &metrics).unwrap();
     let fault = format!("kill:{point}");
-    let with_fault = [&IMPATIENT[..], &["--fault", &fault]].concat();
+    let with_fault = [&arguments[..], &["--fault", &fault]].concat();
     let mut reader = cluster.node("reader", address, &with_fault).unwrap();
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let blocks = Blocks::small("read by one that dies");
@@ -50,7 +53,7 @@ fn requester_killed_at(point: &str, seen: Seen) {
     assert_rank(&at_holder, &blocks, if seen == Seen::Completion { 2 } else { 1 });
 
     drop(at_reader);
-    let reader = cluster.node("reader", address, &IMPATIENT).unwrap();
+    let reader = cluster.node("reader", address, &arguments).unwrap();
     let at_reader = reader.client().unwrap();
     let counts = read(&at_reader, &blocks, Source::Anywhere);
     assert_eq!(counts, Counts::all_ready(blocks.len()), "{}", reader.said());
@@ -61,17 +64,17 @@ fn requester_killed_at(point: &str, seen: Seen) {
 }
 
 macro_rules! killed {
-    ($($name:ident: $point:literal, $seen:ident;)+) => {
+    ($over:expr; $($name:ident: $point:literal, $seen:ident;)+) => {
         $(
             #[test]
             fn $name() {
-                requester_killed_at($point, Seen::$seen);
+                requester_killed_at($point, Seen::$seen, &$over);
             }
         )+
     };
 }
 
-killed! {
+killed! { [];
     before_it_asks: "send-lend", Nothing;
     after_it_asked: "sent-lend", Lend;
     before_it_reads_the_lease: "recv-lease", Lend;
@@ -82,4 +85,12 @@ killed! {
     before_it_completes: "send-complete", Lend;
     after_it_completed: "sent-complete", Completion;
     before_it_reads_the_ranks: "recv-ranks", Completion;
+}
+
+killed! { OVER_SHM;
+    over_shm_before_it_reads_the_lease: "recv-lease", Lend;
+    over_shm_after_it_posted: "posted", Lend;
+    over_shm_in_the_middle_of_its_reads: "completion:7", Lend;
+    over_shm_before_it_completes: "send-complete", Lend;
+    over_shm_after_it_completed: "sent-complete", Completion;
 }

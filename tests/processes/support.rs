@@ -28,6 +28,9 @@ const POLL: Duration = Duration::from_millis(5);
 pub(crate) const IMPATIENT: [&str; 6] =
     ["--lease-ttl", "1s", "--lease-margin", "200ms", "--transfer-timeout", "1s"];
 
+/// Nodes that talk over shared memory, and over nothing else.
+pub(crate) const OVER_SHM: [&str; 2] = ["--transport", "shm"];
+
 /// Waits until `is_so`, and fails with `what` where that does not come to be.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Deadline::after(PATIENCE);

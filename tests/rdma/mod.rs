@@ -13,7 +13,8 @@ use crate::conformance::Harness;
 
 /// Fabrics with so many lanes. Where the environment names a second device, every other fabric of a
 /// test is on that one, so that both ends of a pair are not on the same.
-pub(crate) struct Lanes<const COUNT: usize>;
+/// Peers read by windows where `WINDOWS` says so.
+pub(crate) struct Lanes<const COUNT: usize, const WINDOWS: bool = false>;
 
 /// More than one lane, and not a power of two.
 pub(crate) type Verbs = Lanes<3>;
@@ -55,13 +56,20 @@ thread_local! {
 }
 
 #[expect(clippy::unwrap_used, reason = "a harness of tests fails by panicking")]
-impl<const COUNT: usize> Harness for Lanes<COUNT> {
+impl<const COUNT: usize, const WINDOWS: bool> Harness for Lanes<COUNT, WINDOWS> {
     type Fabric = VerbsFabric;
 
     fn fabric() -> VerbsFabric {
         let peer = setting("KVRAIL_RDMA_PEER_DEVICE").filter(|_| SECOND.replace(!SECOND.get()));
         let device = peer.as_deref().or(device()).unwrap();
-        VerbsFabric::new(&config(device, COUNT)).unwrap()
+        let config = VerbsConfig { lease_windows: WINDOWS, ..config(device, COUNT) };
+        VerbsFabric::new(&config).unwrap()
+    }
+
+    /// SoftRoCE compares a READ with the bounds of the window's region only (`check_rkey` of its
+    /// responder, Linux 6.12).
+    fn windows_have_bounds() -> bool {
+        device().is_some_and(|name| !name.starts_with("rxe"))
     }
 
     fn endpoint(fabric: &VerbsFabric) -> SocketAddr {

@@ -11,6 +11,7 @@ use clap::Args;
 
 use super::CliError;
 use super::process::{is_interrupted, watch_signals};
+use crate::node::TransportChoice;
 
 /// Arguments of `kvrail demo`.
 #[derive(Debug, Clone, Args)]
@@ -18,6 +19,9 @@ pub struct DemoArgs {
     /// Print one JSON object instead of the story
     #[arg(long)]
     pub json: bool,
+    /// Fabric between the nodes: auto, verbs, tcp or shm; auto takes RDMA where a device works, else TCP
+    #[arg(long, value_name = "TRANSPORT", default_value_t = TransportChoice::Auto)]
+    pub transport: TransportChoice,
 }
 
 /// Exit code of a process that an interrupt ended, as shells count it.
@@ -34,7 +38,7 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, CliError> {
     let binary = std::env::current_exe().map_err(CliError::failed)?;
     let mut report = report::Report::new(args.json);
     // The children are children of this thread: they end with it.
-    let outcome = story::tell(&binary, &mut report, &interrupted);
+    let outcome = story::tell((&binary, args.transport), &mut report, &interrupted);
     if is_interrupted(&interrupted, outcome.is_err()) {
         return Ok(ExitCode::from(INTERRUPTED));
     }

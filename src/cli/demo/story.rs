@@ -10,6 +10,7 @@ use crate::cli::CliError;
 use crate::cli::chain::Chain;
 use crate::cli::cluster::{Cluster, Process};
 use crate::client::{Acquired, Client};
+use crate::node::TransportChoice;
 use crate::protocol::door::Source;
 use crate::runtime::deadline::Deadline;
 use crate::types::{BlockHash, Namespace, NodeId};
@@ -273,7 +274,7 @@ impl Story<'_> {
 
 /// Tells the story. Processes and files are gone when this returns.
 pub(super) fn tell(
-    binary: &Path,
+    (binary, transport): (&Path, TransportChoice),
     report: &mut Report,
     interrupted: &AtomicBool,
 ) -> Result<(), CliError> {
@@ -281,7 +282,12 @@ pub(super) fn tell(
     report.say("A registry and three nodes, A, B and C, start on this machine.")?;
     let registry = cluster.registry("registry", &[])?;
     let address = registry.addresses()?.listen;
-    let start = |name, pool| cluster.start_node(name, address, &["--pool", pool]);
+    let choice = match transport {
+        // The nodes stand for hosts: between these, auto is RDMA or TCP.
+        TransportChoice::Auto => "--no-shm".to_owned(),
+        chosen => format!("--transport={chosen}"),
+    };
+    let start = |name, pool| cluster.start_node(name, address, &["--pool", pool, &choice]);
     let (a, b, c) = (start("A", "8MiB")?, start("B", "4MiB")?, start("C", "2MiB")?);
     let namespace: Namespace = "demo".parse().map_err(CliError::failed)?;
     let mut story = Story {

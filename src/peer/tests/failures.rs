@@ -362,8 +362,13 @@ fn a_margin_that_leaves_no_time_to_read_is_refused() {
     let peers = |ttl: Duration, margin: Duration| {
         let mut config = shape.peers;
         (config.lease.ttl, config.requester.lease_margin) = (ttl, margin);
-        let capabilities =
-            Capabilities { transport: "none", reads_outstanding: 1, segments: 1, read_bytes: 1 };
+        let capabilities = Capabilities {
+            transport: "none",
+            reads_outstanding: 1,
+            segments: 1,
+            read_bytes: 1,
+            windows: 0,
+        };
         let local = LocalNode {
             node: node_id(0),
             epoch: NodeEpoch(1),

@@ -13,3 +13,4 @@ mod leases;
 mod reads;
 mod stalls;
 mod stranger;
+mod windows;

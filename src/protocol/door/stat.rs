@@ -36,7 +36,7 @@ pub struct NodeStat {
     pub address: String,
     /// `rank`, `segmented`, `aged` or `lru`.
     pub policy: String,
-    /// `tcp`, `verbs`.
+    /// The way to peers on other hosts, `tcp` or `verbs`; `shm` where there is none.
     pub transport: String,
     /// Since its data thread last went round, milliseconds: at most 1000 where it is idle.
     pub heartbeat_age_ms: u64,
@@ -104,4 +104,6 @@ pub struct PeerStat {
     pub requester: String,
     /// `connected`.
     pub state: String,
+    /// The way to it: `tcp`, `verbs`, `shm`.
+    pub transport: String,
 }

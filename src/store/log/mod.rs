@@ -92,8 +92,8 @@ impl Placed {
     }
 }
 
-/// What is in two chunks.
-pub(super) type Upcoming = ArrayVec<Placed, { 2 * ENTRIES }>;
+/// Entries of two chunks.
+pub(super) const UPCOMING: usize = 2 * ENTRIES;
 
 /// The least recently used member of a log.
 #[derive(Debug, Clone, Copy)]
@@ -357,7 +357,11 @@ impl Logs {
 
     /// The link to the first chunk of `rank`, and what is in the second one, in the first one too
     /// where `first`: as of now, or of a moment ago.
-    pub(super) fn upcoming(&self, rank: EvictionRank, first: bool) -> Option<(u64, Upcoming)> {
+    pub(super) fn upcoming(
+        &self,
+        rank: EvictionRank,
+        first: bool,
+    ) -> Option<(u64, ArrayVec<Placed, UPCOMING>)> {
         let link = self.ends(rank)?.head.get();
         let head = self.chunk(link)?;
         let second = self.chunk(head.next.get());

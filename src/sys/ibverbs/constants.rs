@@ -116,6 +116,10 @@ constants! {
     IBV_SEND_SOLICITED: c_uint = 1 << 2;
     IBV_SEND_INLINE: c_uint = 1 << 3;
 
+    IBV_DEVICE_MEM_WINDOW_TYPE_2A: c_uint = 1 << 23;
+    IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
+    IBV_MW_TYPE_2: c_int = 2;
+
     IBV_ACCESS_LOCAL_WRITE: c_int = 1;
     IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
     IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;

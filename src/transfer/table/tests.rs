@@ -28,7 +28,13 @@ const CONNECTION: ConnectionId = ConnectionId { slot: 3, generation: 1 };
 const SECOND: Duration = Duration::from_secs(1);
 
 fn capabilities(reads_outstanding: usize) -> Capabilities {
-    Capabilities { transport: "test", reads_outstanding, segments: 4, read_bytes: 1 << 20 }
+    Capabilities {
+        transport: "test",
+        reads_outstanding,
+        segments: 4,
+        read_bytes: 1 << 20,
+        windows: 0,
+    }
 }
 
 /// Blocks that cannot coalesce, so that each is one READ.

@@ -9,10 +9,9 @@ use std::thread;
 
 use super::device::PART_BYTES_MIN;
 use super::nics::Nics;
-use crate::fabric::Access;
 use crate::limits::REGION_CHUNKS_MAX;
 use crate::memory::Mapping;
-use crate::verbs::{MemoryRegion, VerbsError};
+use crate::verbs::{MemoryRegion, Served, VerbsError};
 
 /// Chunks that a long region is cut into, and threads that register: more do not pin faster.
 const PARALLEL: usize = 16;
@@ -59,6 +58,20 @@ impl Layout {
         Ok(Self { shift, chunks })
     }
 
+    /// The layout of `len` bytes in one piece, which windows need: each is bound to one registration.
+    pub(super) fn whole(len: u64, limit: u64) -> Result<Self, VerbsError> {
+        if len > limit {
+            return Err(VerbsError::Incapable {
+                device: "an RDMA device in use".to_owned(),
+                lack: format!(
+                    "registers at most {limit} bytes at once, and with --lease-windows a pool, here \
+                     of {len} bytes, is registered as a whole: use several smaller pools"
+                ),
+            });
+        }
+        Ok(Self { shift: ceil_log2(len).max(Self::SHIFT_MIN), chunks: 1 })
+    }
+
     /// Offset and length of a chunk of a region of `len` bytes.
     fn place(self, chunk: usize, len: u64) -> (u64, u64) {
         let size = 1_u64 << self.shift;
@@ -78,14 +91,14 @@ pub(super) fn register_all(
     nics: &Nics,
     layout: Layout,
     memory: &Arc<Mapping>,
-    access: Access,
+    served: Served,
 ) -> Result<Vec<Option<MemoryRegion>>, VerbsError> {
     let jobs = nics.devices.len() * layout.chunks;
     let register = |job: usize| {
         let device = nics.devices.get(job / layout.chunks).filter(|device| !device.gone);
         let place = layout.place(job % layout.chunks, memory.len());
         device
-            .map(|device| MemoryRegion::part(&device.domain, Arc::clone(memory), place, access))
+            .map(|device| MemoryRegion::part(&device.domain, Arc::clone(memory), place, served))
             .transpose()
     };
     if jobs == 1 {

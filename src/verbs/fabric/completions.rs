@@ -3,10 +3,10 @@
 use super::broken::status;
 use super::connection::{Connection, Stage, Surroundings};
 use super::link::Link;
-use super::messages::{ANSWER, Frame};
+use super::messages::{ANSWER, Frame, KEYS};
 use super::regions::Regions;
 use super::wr_id::Work;
-use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent};
+use crate::fabric::{Completion, CompletionStatus, EventBatch, FabricEvent, WindowId};
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::ibverbs::ibv_wc;
 
@@ -18,6 +18,11 @@ impl Connection {
     pub(super) fn drain(&mut self, around: &mut Surroundings<'_>, batch: &mut EventBatch) -> bool {
         if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting) {
             return false;
+        }
+        let connection = self.id;
+        if let Some(windows) = self.windows_mut() {
+            let revoked = |window| FabricEvent::Revoked { connection, window };
+            batch.events.extend(windows.take_revoked().map(revoked));
         }
         let mut found = std::mem::take(around.found);
         let queues = self.link.as_ref().map_or(0, |link| link.queues.len());
@@ -107,9 +112,40 @@ impl Connection {
                 self.take_frame((slot, done.byte_len), around, batch)
             }
             Some(Work::Receive { .. }) => Err(Broken::PEER_CLOSED),
+            Some(work) => self.complete_window(work, done.status, batch),
             None => {
                 *around.stale += 1;
                 Ok(())
+            }
+        }
+    }
+
+    /// A window was bound, or its key has ended.
+    fn complete_window(
+        &mut self,
+        work: Work,
+        code: i32,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        match (status(code), work) {
+            (CompletionStatus::Success, Work::Invalidate { window }) => {
+                let (connection, window) = (self.id, WindowId(window));
+                if self.windows_mut().is_some_and(|windows| windows.ended(window)) {
+                    batch.events.push(FabricEvent::Revoked { connection, window });
+                }
+                Ok(())
+            }
+            (CompletionStatus::Success, _) => {
+                let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+                link.messages.release();
+                Ok(())
+            }
+            (status @ CompletionStatus::Flushed, _) => Err(Broken::by_read(status)),
+            _ => {
+                if !self.is_broken() {
+                    tracing::error!(?work, code, "a window cannot be bound or ended");
+                }
+                Err(Broken::EXHAUSTED)
             }
         }
     }
@@ -180,7 +216,7 @@ impl Connection {
             return Ok(());
         }
         match (frame, self.stage) {
-            (Frame::Ready, Stage::Ready) => self.take_ready(batch)?,
+            (Frame::Ready, Stage::Ready) => return self.take_ready(batch),
             (_, Stage::Open) if frame != Frame::Ready => {}
             _ => return Err(Broken::VIOLATION),
         }
@@ -194,11 +230,20 @@ impl Connection {
                 Ok(())
             }
             Frame::Ask(key) => self.answer(key, around),
-            Frame::Answer(len) => {
-                let answer = batch.bytes.get(start..start + len).unwrap_or_default();
-                let learned = self.take_answer(answer);
+            Frame::Answer(len) | Frame::Keys(len) => {
+                let told = batch.bytes.get(start..start + len).unwrap_or_default();
+                let key = self.keys.learn(self.peer_nics, told).ok_or(Broken::VIOLATION);
                 batch.bytes.truncate(start);
-                learned
+                match (frame, key?) {
+                    (Frame::Answer(_), key) if self.parked.asked != Some(key) => {
+                        Err(Broken::VIOLATION)
+                    }
+                    (Frame::Answer(_), _) => {
+                        self.parked.asked = None;
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
             }
             Frame::Ready | Frame::Nothing => Ok(()),
         }
@@ -206,20 +251,23 @@ impl Connection {
 
     /// The peer asks for the keys of a region. One that may not read yet is told of none.
     fn answer(&mut self, key: u32, around: &Surroundings<'_>) -> Result<(), Broken> {
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        if link.messages.is_answering() {
+        if self.link.as_ref().is_some_and(|link| link.messages.is_answering()) {
             return Err(Broken::VIOLATION);
         }
         let shown = self.admitted.then_some(around.regions);
-        let bytes = Regions::answer(shown, key, around.nics);
-        link.messages.control(ANSWER, &bytes).map_err(|error| {
+        self.control(ANSWER, &Regions::answer(shown, key, around.nics))
+    }
+
+    /// Tells the peer, which may read it, the keys of a region.
+    pub(super) fn tell(&mut self, key: u32, around: &Surroundings<'_>) -> Result<(), Broken> {
+        self.control(KEYS, &Regions::answer(Some(around.regions), key, around.nics))
+    }
+
+    fn control(&mut self, kind: u16, bytes: &[u8]) -> Result<(), Broken> {
+        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        link.messages.control(kind, bytes).map_err(|error| {
             tracing::warn!(%error, "a connection ends");
             Broken::UNREACHABLE
         })
-    }
-
-    fn take_answer(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        let asked = self.parked.asked.take().ok_or(Broken::VIOLATION)?;
-        self.keys.learn(asked, self.peer_nics, bytes).ok_or(Broken::VIOLATION)
     }
 }

@@ -78,6 +78,8 @@ pub struct VerbsConfig {
     /// Longest registration, bytes; a longer region gets several. Rounded down to a power of two, at
     /// least 64 KiB. What the devices take bounds it too. Default: no limit.
     pub chunk_bytes: u64,
+    /// Whether peers read by windows alone: see [`crate::fabric::Capabilities::windows`]. Default: no.
+    pub lease_windows: bool,
     /// How polls wait. Default: adaptive.
     pub poll: PollMode,
     /// Time for a connection to open. Default: [`HANDSHAKE_TIMEOUT`].
@@ -95,6 +97,7 @@ impl Default for VerbsConfig {
             pairs: Vec::new(),
             gid_index: None,
             lanes: 2,
+            lease_windows: false,
             chunk_bytes: u64::MAX,
             poll: PollMode::default(),
             handshake_timeout: HANDSHAKE_TIMEOUT,

@@ -13,8 +13,10 @@ use super::link::Link;
 use super::nics::Nics;
 use super::parking::Parked;
 use super::regions::Regions;
+use super::windows::Windows;
 use crate::fabric::{
-    CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricEvent, WrId,
+    CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricError, FabricEvent,
+    RemoteSpan, WindowId, WrId,
 };
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::Epoll;
@@ -174,12 +176,36 @@ impl Connection {
         self.link.as_mut()
     }
 
-    pub(super) fn admit(&mut self) -> Result<(), VerbsError> {
-        if let Some(link) = &self.link {
-            link.admit()?;
+    pub(super) fn admit(&mut self, nics: &Nics) -> Result<(), VerbsError> {
+        if let Some(link) = &mut self.link {
+            link.admit(nics)?;
         }
         self.admitted = true;
         Ok(())
+    }
+
+    pub(super) fn windows_mut(&mut self) -> Option<&mut Windows> {
+        self.link.as_mut()?.windows.as_mut()
+    }
+
+    /// Gives the peer a key of its own; messages wait until it works.
+    pub(super) fn grant(
+        &mut self,
+        window: WindowId,
+        span: &RemoteSpan,
+        regions: &Regions,
+    ) -> Result<u32, FabricError> {
+        let link = self.link.as_mut().ok_or(FabricError::Closed)?;
+        let windows = link.windows.as_mut().ok_or(FabricError::Closed)?;
+        let key = windows.grant(window, span, &link.lanes, regions)?;
+        link.messages.hold();
+        Ok(key)
+    }
+
+    pub(super) fn revoke(&mut self, window: WindowId) -> Result<(), FabricError> {
+        let link = self.link.as_mut().ok_or(FabricError::Closed)?;
+        let windows = link.windows.as_mut().ok_or(FabricError::Closed)?;
+        windows.revoke(window, &link.lanes)
     }
 
     /// Whether a message of this length can be sent or queued.
@@ -244,6 +270,8 @@ impl Connection {
             self.socket = None;
             return;
         };
+        // A bound window keeps its queue pair, and freeing it ends its key.
+        link.windows = None;
         for lane in &mut link.lanes {
             lane.cut();
         }

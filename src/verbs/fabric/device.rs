@@ -6,7 +6,7 @@ use super::VerbsConfig;
 use super::messages::{RECEIVES, SENDS};
 use super::pairing::Candidate;
 use super::probe;
-use crate::limits::{READ_SEGMENTS_MAX, STREAMS_MAX};
+use crate::limits::{LEASE_WINDOWS, READ_SEGMENTS_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::Library;
 use crate::verbs::{
     CompletionChannel, Context, DeviceLimits, Gid, GidChoice, MemoryRegion, Port, ProtectionDomain,
@@ -35,6 +35,8 @@ pub(super) struct Device {
     pub(super) limits: DeviceLimits,
     /// Work requests of one connection that may be outstanding on it; they may all be on one lane.
     pub(super) reads: u32,
+    /// Windows of one connection; 0 where peers read by the regions' keys.
+    pub(super) windows: u16,
     /// Segments of one READ.
     pub(super) segments: u32,
     /// The NUMA node that it is attached to.
@@ -75,7 +77,14 @@ impl Device {
         let incapable = |lack: &str| VerbsError::Incapable { device: device(), lack: lack.into() };
         let sgid_index = index(&choice.gid)
             .ok_or_else(|| incapable("has its GID beyond index 255: set --gid-index"))?;
-        let reads = reads(&limits);
+        let windows = if config.lease_windows { LEASE_WINDOWS } else { 0 };
+        if windows > 0 && limits.windows < u32::from(windows) {
+            return Err(incapable(
+                "has no memory windows of type 2, which --lease-windows needs: leave it out, or use \
+                 another device",
+            ));
+        }
+        let reads = reads(&limits, binds(windows));
         let segments = u32::try_from(READ_SEGMENTS_MAX).unwrap_or(1).min(limits.read_segments);
         if reads == 0 || segments == 0 || limits.reads_issued == 0 || limits.reads_served == 0 {
             return Err(incapable("does no RDMA READ: use another device, or --transport tcp"));
@@ -103,6 +112,7 @@ impl Device {
             sgid_index,
             limits,
             reads,
+            windows,
             segments,
             numa: None,
             wish: wish.map(|pair| pair.theirs.clone()).unwrap_or_default(),
@@ -141,12 +151,24 @@ impl Device {
         }
     }
 
+    /// Work requests that a lane can have outstanding: all READs, a marker, and what windows need.
+    pub(super) fn lane_requests(&self) -> u32 {
+        self.reads.saturating_add(1).saturating_add(binds(self.windows))
+    }
+
     /// Completions that a connection can have outstanding on this device: READs or their parts, one
-    /// marker per lane, all its messages. Its completion queue is that deep, and no queue is shared.
+    /// marker per lane, all its messages, and what its windows need. Its completion queue is that
+    /// deep, and no queue is shared.
     pub(super) fn completions(&self, lanes: usize) -> u32 {
         let lanes = u32::try_from(lanes).unwrap_or(u32::MAX);
-        self.reads.saturating_add(lanes).saturating_add(u32::from(RECEIVES + SENDS))
+        let messages = u32::from(RECEIVES + SENDS);
+        [lanes, messages, binds(self.windows)].into_iter().fold(self.reads, u32::saturating_add)
     }
+}
+
+/// Requests that so many windows can have outstanding: a bind and the invalidation of each.
+fn binds(windows: u16) -> u32 {
+    2 * u32::from(windows)
 }
 
 /// The index as queue pairs take it.
@@ -154,13 +176,14 @@ fn index(gid: &Gid) -> Option<u8> {
     u8::try_from(gid.index).ok()
 }
 
-/// READs that one connection may have outstanding on a device. All may be on one lane, with a marker
-/// behind them, and each lane has a marker: the completion queue must hold all that at once, and the
-/// messages.
-fn reads(limits: &DeviceLimits) -> u32 {
+/// READs that one connection may have outstanding on a device, beside so many requests of windows. All
+/// may be on one lane, with a marker behind them, and each lane has a marker: the completion queue must
+/// hold all that at once, and the messages.
+fn reads(limits: &DeviceLimits, binds: u32) -> u32 {
     let markers = u32::try_from(STREAMS_MAX).unwrap_or(u32::MAX);
-    let by_completions = limits.completions.saturating_sub(u32::from(RECEIVES + SENDS) + markers);
-    let by_queue = limits.work_requests.saturating_sub(1);
+    let others = u32::from(RECEIVES + SENDS) + markers + binds;
+    let by_completions = limits.completions.saturating_sub(others);
+    let by_queue = limits.work_requests.saturating_sub(1 + binds);
     READS_MAX.min(by_completions).min(by_queue)
 }
 

@@ -12,9 +12,9 @@
 //! Connected          <-- SEND --    READY, Accepted
 //! ```
 //!
-//! Data flows from each end to the other one before either calls the connection open, so a GID or an
-//! MTU that does not work is found here, and is said with both. The socket stays open: its end is how
-//! a peer's death is noticed before any retry counter runs out.
+//! Data flows from each end to the other one before either calls the connection open, over the path of
+//! its messages, so a GID or an MTU that does not work there is found here, and is said with both. The
+//! socket stays open: its end is how a peer's death is noticed before any retry counter runs out.
 
 use rustix::net::{RecvFlags, SendFlags};
 

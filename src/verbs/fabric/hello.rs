@@ -153,7 +153,8 @@ pub(super) struct Hello {
     pub(super) receives: u32,
     cards: [Card; NICS_MAX],
     pairs: [Pair; PAIRS_MAX],
-    reserved: u32,
+    /// 1 where it serves by windows, whose keys name their lane; else 0.
+    pub(super) windows: u32,
 }
 
 /// Length of a hello, bytes.
@@ -193,6 +194,7 @@ impl Hello {
             && lanes >= 1
             && nics >= 1
             && (2..=1024).contains(&hello.receives)
+            && hello.windows <= 1
             && cards.iter().all(Card::is_valid)
             && pairs.iter().all(pair_good);
         good.then_some(hello)

@@ -1,9 +1,10 @@
 //! What a requester knows about its peer's regions, and the frames by which it asks.
 //!
 //! The key of a region is the fabric's own: each NIC gives each chunk of the region another key, and a
-//! peer learns those when it first reads from the region, by one question on the message queue pair.
-//! Nobody has to be told when a region comes or goes: an unknown key is asked for, and a device refuses
-//! the keys of a registration that has ended, which breaks the connection and forgets this table.
+//! peer is told those on the message queue pair: of all regions when it is admitted, of a new one when
+//! that is registered, so that its READs need no word of the holder. A key that it does not know yet it
+//! asks for, which a holder that has no such region denies. Nobody is told when a region goes: a device
+//! refuses the keys of a registration that has ended, which breaks the connection and forgets this table.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -77,7 +78,7 @@ impl PeerRegion {
     }
 }
 
-/// The peer's regions that were asked for.
+/// The peer's regions that are known.
 #[derive(Debug, Default)]
 pub(super) struct PeerKeys {
     regions: Vec<PeerRegion>,
@@ -89,14 +90,13 @@ impl PeerKeys {
         self.regions.iter().find(|region| region.key == key)
     }
 
-    /// Takes the answer to a question for `key`. `None` where it is no such answer.
-    pub(super) fn learn(&mut self, key: u32, nics: usize, bytes: &[u8]) -> Option<()> {
+    /// Takes what the peer says about a region; the key that it has. `None` where it makes no sense.
+    pub(super) fn learn(&mut self, nics: usize, bytes: &[u8]) -> Option<u32> {
         let (head, keys) = bytes.split_at_checked(size_of::<AnswerHeader>())?;
         let head: AnswerHeader = bytemuck::try_pod_read_unaligned(head).ok()?;
         let chunks = usize::try_from(head.chunks).ok()?;
         let size = 1_u64.checked_shl(head.shift)?;
-        let good = head.key == key
-            && head.shift >= Layout::SHIFT_MIN
+        let good = head.shift >= Layout::SHIFT_MIN
             && (chunks <= 1 || head.shift >= Layout::CHUNK_SHIFT_MIN)
             && usize::try_from(head.nics) == Ok(nics)
             && chunks <= REGION_CHUNKS_MAX
@@ -106,6 +106,7 @@ impl PeerKeys {
         if !good {
             return None;
         }
+        self.regions.retain(|region| region.key != head.key);
         if self.regions.len() >= REGIONS_MAX {
             // A peer has no more at once, so the oldest has most likely gone.
             self.regions.remove(0);
@@ -114,7 +115,7 @@ impl PeerKeys {
         let keys = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let AnswerHeader { key, shift, address, len, .. } = head;
         self.regions.push(PeerRegion { key, shift, chunks, address, len, keys });
-        Some(())
+        Some(key)
     }
 }
 
@@ -141,7 +142,10 @@ mod tests {
     fn learn(head: &AnswerHeader, keys: &[u8]) -> Option<PeerKeys> {
         let mut table = PeerKeys::default();
         let frame = [bytemuck::bytes_of(head), keys].concat();
-        table.learn(77, 2, &frame).map(|()| table)
+        table.learn(2, &frame).map(|key| {
+            assert_eq!(key, 77);
+            table
+        })
     }
 
     #[test]
@@ -185,8 +189,7 @@ mod tests {
     #[test]
     fn answers_that_make_no_sense_are_refused() {
         let (good, keys) = answer();
-        let spoil: [fn(&mut AnswerHeader); 9] = [
-            |head| head.key = 78,
+        let spoil: [fn(&mut AnswerHeader); 8] = [
             |head| (head.shift, head.len) = (15, CHUNK + 1),
             |head| head.shift = 64,
             |head| head.chunks = 2,
@@ -202,7 +205,7 @@ mod tests {
             assert!(learn(&head, &keys).is_none(), "case {case}");
         }
         assert!(learn(&good, &keys[1..]).is_none());
-        assert!(PeerKeys::default().learn(77, 2, &[0; 31]).is_none());
+        assert!(PeerKeys::default().learn(2, &[0; 31]).is_none());
     }
 
     #[test]
@@ -211,7 +214,7 @@ mod tests {
         let (head, keys) = answer();
         for key in 0..u32::try_from(REGIONS_MAX).unwrap() + 1 {
             let head = AnswerHeader { key, ..head };
-            table.learn(key, 2, &[bytemuck::bytes_of(&head), &keys].concat()).unwrap();
+            table.learn(2, &[bytemuck::bytes_of(&head), &keys].concat()).unwrap();
         }
         assert!(table.find(0).is_none() && table.find(1).is_some());
         assert_eq!(table.regions.len(), REGIONS_MAX);

@@ -8,6 +8,7 @@ use super::lane::{Lane, Rail};
 use super::messages::{Messages, RECEIVES, SENDS};
 use super::nics::Nics;
 use super::probe::{PROBE_BYTES, PathEnds};
+use super::windows::Windows;
 use crate::fabric::{FabricError, RemoteSpan};
 use crate::verbs::{
     CompletionQueue, Path, ProtectionDomain, QueuePair, QueuePairAddress, QueueSizes, VerbsError,
@@ -29,6 +30,10 @@ pub(super) struct Queue {
 /// A completion queue on each NIC that is used, one queue pair for messages, and the lanes.
 #[derive(Debug)]
 pub(super) struct Link {
+    /// Made when the peer is admitted. Before the queue pairs, so that they go first.
+    pub(super) windows: Option<Windows>,
+    /// Whether the peer's keys name the lane to read by.
+    pub(super) by_window: bool,
     pub(super) messages: Messages,
     pub(super) lanes: Vec<Lane>,
     pub(super) queues: Vec<Queue>,
@@ -74,7 +79,7 @@ impl Link {
         let mut lanes = Vec::with_capacity(lane_count);
         for (index, seat) in (0..).zip(lane_seats) {
             let (made, device) = pair(seat.nic, |device| {
-                let (sends, segments) = (device.reads + 1, device.segments);
+                let (sends, segments) = (device.lane_requests(), device.segments);
                 (&device.domain, QueueSizes { sends, receives: 0, segments })
             })?;
             lanes.push(Lane::new(index, made, device.reads as usize));
@@ -85,7 +90,16 @@ impl Link {
             source: std::io::Error::other(error),
             remedy: "allow the getrandom system call in the container's seccomp profile",
         })?;
-        Ok(Self { messages, lanes, queues, psns, seats, probe: None })
+        Ok(Self {
+            windows: None,
+            by_window: false,
+            messages,
+            lanes,
+            queues,
+            psns,
+            seats,
+            probe: None,
+        })
     }
 
     fn pairs(&self) -> impl Iterator<Item = (&QueuePair, u32, Seat)> {
@@ -100,6 +114,7 @@ impl Link {
         let mut hello = Hello::new(&nics.devices);
         hello.lanes = u32::try_from(self.lanes.len()).unwrap_or(0);
         hello.receives = RECEIVES.into();
+        hello.windows = u32::from(nics.windows > 0);
         self.queues.iter().for_each(|queue| hello.set_mtu(queue.nic, queue.mtu));
         for (index, (pair, psn, seat)) in self.pairs().enumerate() {
             hello.set_pair(index, QueuePairAddress { number: pair.number(), psn }, seat);
@@ -142,6 +157,7 @@ impl Link {
             lane.set_rail(Rail { nic: seat.nic, peer: seat.peer, longest: ours.min(theirs) });
         }
         self.messages.grant(peer.receives);
+        self.by_window = peer.windows != 0;
         // The pattern is all that this one can read.
         self.messages.pair().map_or(Ok(()), QueuePair::allow_reads)?;
         let seat = self.seats.first().ok_or_else(|| no_such_nic(0))?;
@@ -200,7 +216,10 @@ impl Link {
     }
 
     /// Lets the peer READ.
-    pub(super) fn admit(&self) -> Result<(), VerbsError> {
+    pub(super) fn admit(&mut self, nics: &Nics) -> Result<(), VerbsError> {
+        if nics.windows > 0 && self.windows.is_none() {
+            self.windows = Some(Windows::new(nics, &self.lanes)?);
+        }
         self.lanes.iter().filter_map(Lane::pair).try_for_each(QueuePair::allow_reads)
     }
 }

@@ -14,9 +14,11 @@ use bytemuck::{Pod, Zeroable};
 
 use super::probe::{PROBE_BYTES, is_pattern, own_memory};
 use super::wr_id::Work;
-use crate::fabric::{Access, FabricError, RemoteSpan};
+use crate::fabric::{FabricError, RemoteSpan};
 use crate::limits::MESSAGE_BYTES_MAX;
-use crate::verbs::{MemoryRegion, ProtectionDomain, QueuePair, Segment, SendList, VerbsError};
+use crate::verbs::{
+    MemoryRegion, ProtectionDomain, QueuePair, Segment, SendList, Served, VerbsError,
+};
 
 /// Receives that wait for a peer: a few requests and answers overlap, more would wait in vain.
 pub(super) const RECEIVES: u8 = 8;
@@ -46,6 +48,8 @@ const CREDITS: u16 = 3;
 pub(super) const ASK: u16 = 4;
 /// [`Header::kind`]: the answer, [`super::keys::AnswerHeader`] and the keys.
 pub(super) const ANSWER: u16 = 5;
+/// [`Header::kind`]: as an answer, unasked.
+pub(super) const KEYS: u16 = 6;
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -72,6 +76,8 @@ pub(super) enum Frame {
     Ask(u32),
     /// [`ANSWER`]; its bytes were appended, and so many there are.
     Answer(usize),
+    /// [`KEYS`], as an answer.
+    Keys(usize),
     /// Credits alone.
     Nothing,
 }
@@ -86,6 +92,8 @@ pub(super) struct Messages {
     /// The peer's receives: more credits than this are a violation.
     receives: u32,
     owed: u32,
+    /// Binds that must complete before the next message leaves.
+    held: u32,
     free: ArrayVec<u8, { SENDS as usize }>,
     /// Messages that wait for credits or slots. Allocates only for a peer that is behind.
     waiting: VecDeque<(u16, Vec<u8>)>,
@@ -99,10 +107,11 @@ impl Messages {
         let memory = own_memory("kvrail-messages", len)?;
         Ok(Self {
             pair: Some(pair),
-            ring: MemoryRegion::new(domain, memory, Access::Local)?,
+            ring: MemoryRegion::new(domain, memory, Served::No)?,
             credits: 0,
             receives: 0,
             owed: 0,
+            held: 0,
             free: (0..SENDS).collect(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -149,8 +158,8 @@ impl Messages {
         self.control(MESSAGE, message)
     }
 
-    /// Sends or queues a frame. Frames that are no messages are few: each end has at most one question
-    /// and one answer under way, which the room for messages does not bound.
+    /// Sends or queues a frame. Frames that are no messages are few, so that the room for messages does
+    /// not bound them: one question and one answer under way, and the keys of each region.
     pub(super) fn control(&mut self, kind: u16, bytes: &[u8]) -> Result<(), VerbsError> {
         if self.waiting.is_empty() && self.can_send() {
             return self.transmit(kind, bytes);
@@ -189,7 +198,17 @@ impl Messages {
     }
 
     fn can_send(&self) -> bool {
-        self.credits > 1 && !self.free.is_empty()
+        self.held == 0 && self.credits > 1 && !self.free.is_empty()
+    }
+
+    /// Messages from now on wait for one more call of [`Self::release`].
+    pub(super) fn hold(&mut self) {
+        self.held += 1;
+    }
+
+    /// See [`Self::hold`]. What waits leaves at the next [`Self::advance`].
+    pub(super) fn release(&mut self) {
+        self.held = self.held.saturating_sub(1);
     }
 
     fn transmit(&mut self, kind: u16, message: &[u8]) -> Result<(), VerbsError> {
@@ -243,12 +262,16 @@ impl Messages {
             return Err(Violation);
         }
         let frame = match header.kind {
-            MESSAGE | ANSWER => {
+            MESSAGE | ANSWER | KEYS => {
                 let start = into.len();
                 into.resize(start + len, 0);
                 let to = into.get_mut(start..).unwrap_or_default();
                 memory.read(at + HEADER_BYTES as u64, to).map_err(|_outside| Violation)?;
-                if header.kind == ANSWER { Frame::Answer(len) } else { Frame::Message(len) }
+                match header.kind {
+                    ANSWER => Frame::Answer(len),
+                    KEYS => Frame::Keys(len),
+                    _ => Frame::Message(len),
+                }
             }
             ASK if len == 4 => {
                 let mut key = [0; 4];

@@ -39,11 +39,12 @@ mod probe;
 mod regions;
 mod service;
 mod table;
+mod windows;
 mod wr_id;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -58,9 +59,10 @@ use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
 use super::gid::GidChoice;
+use super::memory_region::Served;
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
-    RegionId, Wake,
+    RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
@@ -70,6 +72,7 @@ use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::eventfd::EventFd;
 use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
+use crate::sys::watch::Watch;
 use crate::types::Timestamp;
 
 /// Descriptors that one wait reports.
@@ -83,6 +86,10 @@ const DRAIN_WAIT: Duration = Duration::from_millis(1);
 
 /// How long an adaptive poll spins after it last found or posted something: a few small READs.
 const SPIN: Duration = Duration::from_micros(100);
+
+/// How often a poll that spins looks at what it watches for somebody else. That is a system call, and
+/// costs as much as several looks at the queues.
+const LOOK: Duration = Duration::from_micros(10);
 
 /// Looks at the queues between looks at the clock, which costs more than they do on some hosts.
 const TURNS_PER_CLOCK: usize = 32;
@@ -116,6 +123,10 @@ pub struct VerbsFabric {
     found: Vec<ibv_wc>,
     /// Set when the last device is gone.
     lost: bool,
+    /// Where a descriptor is watched for somebody else: when a spinning poll looks at it next.
+    watching: Option<Timestamp>,
+    /// Whether it was readable.
+    watched: bool,
 }
 
 impl fmt::Debug for VerbsFabric {
@@ -191,6 +202,8 @@ impl VerbsFabric {
             found: vec![ibv_wc::default(); COMPLETIONS],
             stale: 0,
             lost: false,
+            watching: None,
+            watched: false,
         })
     }
 
@@ -318,10 +331,14 @@ impl VerbsFabric {
             // and the scheduler lets a thread that spins finish its slice of milliseconds.
             std::thread::yield_now();
             at = coarse();
-            if at >= self.next_service && self.service(Duration::ZERO, batch)? {
+            let precise = now();
+            let looks = self.watching.is_some_and(|next| precise >= next);
+            if looks {
+                self.watching = Some(precise + LOOK);
+            }
+            if (looks || at >= self.next_service) && self.service(Duration::ZERO, batch)? {
                 return Ok(true);
             }
-            let precise = now();
             if precise.since(*since.get_or_insert(precise)) >= limit {
                 self.active = false;
                 return Ok(self.poll == PollMode::Busy);
@@ -358,14 +375,34 @@ impl Fabric for VerbsFabric {
             reads_outstanding: self.nics.reads as usize,
             segments: self.nics.segments as usize,
             read_bytes: self.nics.read_bytes,
+            windows: self.nics.windows,
         }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
-        self.regions.register(&self.nics, memory, access)
+        let served = match access {
+            Access::Local => Served::No,
+            Access::RemoteRead if self.nics.windows > 0 => Served::ByWindows,
+            Access::RemoteRead => Served::Whole,
+        };
+        let region = self.regions.register(&self.nics, memory, served)?;
+        if served == Served::Whole {
+            let readers = self.table.whole_mut().filter(|(_, connection)| connection.can_post());
+            let readers: Vec<_> = readers.map(|(id, _)| id).collect();
+            let now = coarse();
+            for id in readers {
+                self.with(id, now, |connection, around| connection.tell(region.rkey, around));
+            }
+        }
+        Ok(region)
     }
 
     fn deregister(&mut self, region: RegionId) {
+        for (_, connection) in self.table.iter_mut() {
+            if let Some(windows) = connection.windows_mut() {
+                windows.forget(region);
+            }
+        }
         self.regions.deregister(region, &mut self.table);
     }
 
@@ -387,7 +424,34 @@ impl Fabric for VerbsFabric {
 
     fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
         let open = self.table.get(connection).ok_or(FabricError::Closed)?;
-        open.admit().map_err(FabricError::from)
+        if let Err(error) = open.admit(&self.nics) {
+            tracing::warn!(%error, "a connection ends");
+            self.with(connection, coarse(), |_, _| Err(Broken::EXHAUSTED));
+            return Err(error.into());
+        }
+        let keys: Vec<u32> = self.regions.served().collect();
+        self.with(connection, coarse(), |connection, around| {
+            keys.iter().try_for_each(|key| connection.tell(*key, around))
+        });
+        Ok(())
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        let open = open.ok_or(FabricError::Closed)?;
+        self.active = true;
+        if self.nics.windows == 0 { Ok(span.rkey) } else { open.grant(window, span, &self.regions) }
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        let open = self.table.get(connection).filter(|open| open.is_open());
+        self.active = true;
+        open.ok_or(FabricError::Closed)?.revoke(window)
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
@@ -424,7 +488,9 @@ impl Fabric for VerbsFabric {
     fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
         let at = coarse();
         let woken = at >= self.next_service && self.service(Duration::ZERO, batch)?;
-        if !self.drain(at, batch) && !woken && !self.spin(at, timeout, batch)? {
+        // Without time to wait there is nothing to spin or arm for.
+        let is_over = self.drain(at, batch) || woken || timeout.is_zero();
+        if !is_over && !self.spin(at, timeout, batch)? {
             self.sleep(at, timeout, batch)?;
         }
         if self.lost && batch.events.is_empty() {
@@ -439,6 +505,23 @@ impl Fabric for VerbsFabric {
 
     fn waker(&self) -> Arc<dyn Wake> {
         Arc::clone(&self.wake) as Arc<dyn Wake>
+    }
+}
+
+impl Watch for VerbsFabric {
+    fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        self.watching = Some(Timestamp::ZERO);
+        self.epoll.add(fd, Token::Watched.encode(), Interest::Read).map_err(|source| {
+            FabricError::Os {
+                call: "watching a descriptor".to_owned(),
+                source,
+                remedy: "raise the limit of open files (ulimit -n)",
+            }
+        })
+    }
+
+    fn take_watched(&mut self) -> bool {
+        std::mem::take(&mut self.watched)
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Nics {
     pub(super) reads: u32,
     /// Segments of one READ.
     pub(super) segments: u32,
+    /// Windows of one connection; 0 where peers read by the regions' keys.
+    pub(super) windows: u16,
     /// Longest READ, bytes.
     pub(super) read_bytes: u32,
     /// Longest registration, bytes.
@@ -91,6 +93,7 @@ impl Nics {
             lanes: config.lanes.max(devices.len()).min(STREAMS_MAX),
             reads: least(|device| device.reads)?,
             segments: least(|device| device.segments)?,
+            windows: devices.first()?.windows,
             read_bytes: longest.min(least(|device| device.port.message_bytes)?),
             chunk_bytes: mr_bytes.min(config.chunk_bytes),
             devices,

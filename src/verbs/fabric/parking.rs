@@ -16,6 +16,8 @@ pub(super) type Spans = ArrayVec<RegisteredSpan, READ_SEGMENTS_MAX>;
 pub(super) struct Parked {
     works: VecDeque<ReadWork>,
     spans: VecDeque<RegisteredSpan>,
+    /// READs that have left.
+    left: u64,
     /// The key that the peer was asked for and has not answered.
     pub(super) asked: Option<u32>,
 }
@@ -27,6 +29,16 @@ impl Parked {
 
     pub(super) fn len(&self) -> usize {
         self.works.len()
+    }
+
+    /// The number of the first READ, or of the next one.
+    pub(super) fn first(&self) -> u64 {
+        self.left
+    }
+
+    /// The number that the next READ will get.
+    pub(super) fn next(&self) -> u64 {
+        self.left + self.works.len() as u64
     }
 
     /// Appends a READ with its spans.
@@ -47,6 +59,7 @@ impl Parked {
     pub(super) fn pop(&mut self) {
         if let Some(work) = self.works.pop_front() {
             self.spans.drain(..usize::from(work.segments).min(self.spans.len()));
+            self.left += 1;
         }
     }
 
@@ -78,7 +91,7 @@ mod tests {
             assert_eq!(offsets, (0..slot).map(|at| u64::from(10 * slot + at)).collect::<Vec<_>>());
             parked.pop();
         }
-        assert_eq!(parked.len(), 1);
+        assert_eq!((parked.len(), parked.first(), parked.next()), (1, 3, 4));
         assert_eq!(parked.into_reads().map(|id| id.slot).collect::<Vec<_>>(), [3]);
     }
 }

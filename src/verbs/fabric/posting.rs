@@ -1,4 +1,5 @@
-//! How a connection spreads READs over its lanes, and so over NICs.
+//! How a connection spreads READs over its lanes, and so over NICs: by load, or where a window's key
+//! says.
 //!
 //! A READ goes to one lane, whole: a reliable connection answers in order, so a READ ends with its last
 //! part. It is cut where a registration ends, at either end, and at what the ports carry.
@@ -11,6 +12,7 @@ use super::lane::{Lane, Part, Rail};
 use super::link::Link;
 use super::messages::ASK;
 use super::regions::Regions;
+use super::windows::lane_of;
 use crate::fabric::{
     Completion, CompletionStatus, EventBatch, FabricEvent, ReadBatch, ReadWork, RegisteredSpan,
     RemoteSpan,
@@ -141,6 +143,9 @@ impl Connection {
     fn ask(&mut self) -> Result<(), Broken> {
         let Some((work, _)) = self.parked.front() else { return Ok(()) };
         let key = work.remote.rkey;
+        if self.link.as_ref().is_some_and(|link| link.by_window) {
+            return Ok(());
+        }
         if self.parked.asked.is_some() || work.remote.len == 0 || self.keys.find(key).is_some() {
             return Ok(());
         }
@@ -162,7 +167,12 @@ fn place(
     (work, spans): (&ReadWork, &[RegisteredSpan]),
 ) -> Placed {
     let goes_on = |run: &Run| run.reads < RUN_READS && run.bytes < RUN_BYTES && run.room > 0;
-    let Some(mut at) = run.filter(goes_on).or_else(|| begin(link)) else { return Placed::NoRoom };
+    let begun = match link.by_window {
+        true => begin_on(link, lane_of(work.remote.rkey, link.lanes.len())),
+        false => run.filter(goes_on).or_else(|| begin(link)),
+    };
+    let Some(mut at) = begun else { return Placed::NoRoom };
+    let by_window = link.by_window;
     let Some(lane) = link.lanes.get_mut(at.lane) else { return Placed::NoRoom };
     let wr_id = work.wr_id;
     let parts = if work.remote.len == 0 {
@@ -174,11 +184,17 @@ fn place(
         lane.add(&Part { wr_id, remote, last: true }, std::iter::empty());
         1
     } else {
-        let Some(region) = keys.find(work.remote.rkey) else { return Placed::NoKey };
-        let Some(offset) = region.offset(&work.remote) else {
-            return Placed::Refused(CompletionStatus::RemoteAccess);
+        let (keys, offset) = if by_window {
+            // A window is one registration, whose key is the device's own.
+            (Keys::Window(work.remote.rkey), 0)
+        } else {
+            let Some(region) = keys.find(work.remote.rkey) else { return Placed::NoKey };
+            let Some(offset) = region.offset(&work.remote) else {
+                return Placed::Refused(CompletionStatus::RemoteAccess);
+            };
+            (Keys::Region(region), offset)
         };
-        let cut = Cut { work, region, offset, rail: lane.rail(), regions: around.regions };
+        let cut = Cut { work, keys, offset, rail: lane.rail(), regions: around.regions };
         match cut.whole(spans) {
             Some((remote, segments)) => {
                 lane.add(&Part { wr_id, remote, last: true }, segments.into_iter());
@@ -219,29 +235,72 @@ fn add_parts(
 
 /// The lane with the least to do whose completion queue has room.
 fn begin(link: &Link) -> Option<Run> {
+    let used = used(link);
+    let open = link.lanes.iter().enumerate();
+    let open = open.map(|(index, lane)| (index, lane, room(link, lane, &used)));
+    let open = open.filter(|(_, _, room)| *room > 0);
+    let (lane, _, room) = open.min_by_key(|(_, lane, _)| (lane.bytes(), lane.outstanding()))?;
+    Some(Run { lane, reads: 0, bytes: 0, room })
+}
+
+/// The lane that a window's key names, where its completion queue has room. A key that names none is
+/// for the device to refuse, on any lane.
+fn begin_on(link: &Link, index: usize) -> Option<Run> {
+    let index = if index < link.lanes.len() { index } else { 0 };
+    let room = room(link, link.lanes.get(index)?, &used(link));
+    (room > 0).then_some(Run { lane: index, reads: 0, bytes: 0, room })
+}
+
+/// Work requests outstanding on each NIC.
+fn used(link: &Link) -> [usize; NICS_MAX] {
     let mut used = [0; NICS_MAX];
     for lane in &link.lanes {
         if let Some(used) = used.get_mut(usize::from(lane.rail().nic)) {
             *used += lane.outstanding();
         }
     }
-    let room = |lane: &Lane| {
-        let nic = lane.rail().nic;
-        let queue = link.queues.iter().find(|queue| queue.nic == nic);
-        let depth = queue.map_or(0, |queue| queue.depth);
-        depth.saturating_sub(used.get(usize::from(nic)).copied().unwrap_or(depth))
-    };
-    let open = link.lanes.iter().enumerate().map(|(index, lane)| (index, lane, room(lane)));
-    let open = open.filter(|(_, _, room)| *room > 0);
-    let (lane, _, room) = open.min_by_key(|(_, lane, _)| (lane.bytes(), lane.outstanding()))?;
-    Some(Run { lane, reads: 0, bytes: 0, room })
+    used
+}
+
+/// Work requests that the completion queue of a lane has room for.
+fn room(link: &Link, lane: &Lane, used: &[usize; NICS_MAX]) -> usize {
+    let nic = lane.rail().nic;
+    let queue = link.queues.iter().find(|queue| queue.nic == nic);
+    let depth = queue.map_or(0, |queue| queue.depth);
+    depth.saturating_sub(used.get(usize::from(nic)).copied().unwrap_or(depth))
+}
+
+/// The keys by which a READ reads.
+#[derive(Debug, Clone, Copy)]
+enum Keys<'a> {
+    Region(&'a PeerRegion),
+    Window(u32),
+}
+
+impl Keys<'_> {
+    /// The length of the registrations as a power of two.
+    const fn shift(&self) -> u32 {
+        match self {
+            Self::Region(region) => region.shift,
+            Self::Window(_) => u64::BITS - 1,
+        }
+    }
+
+    /// The key of a registration on a NIC of the peer.
+    fn key(&self, nic: u8, chunk: usize) -> u32 {
+        match self {
+            Self::Region(region) => region.key(nic, chunk),
+            Self::Window(key) => *key,
+        }
+    }
 }
 
 /// A READ of some bytes of a peer's region over a rail.
 #[derive(Debug, Clone, Copy)]
 struct Cut<'a> {
     work: &'a ReadWork,
-    region: &'a PeerRegion,
+    keys: Keys<'a>,
+    /// Of its first byte in the region; 0 for a window.
     offset: u64,
     rail: Rail,
     regions: &'a Regions,
@@ -254,7 +313,7 @@ impl Cut<'_> {
         spans: &[RegisteredSpan],
     ) -> Option<(RemoteSpan, ArrayVec<Segment, READ_SEGMENTS_MAX>)> {
         let len = self.work.remote.len;
-        let chunk = chunk(self.offset, len, self.region.shift)?;
+        let chunk = chunk(self.offset, len, self.keys.shift())?;
         if len > self.rail.longest {
             return None;
         }
@@ -263,7 +322,7 @@ impl Cut<'_> {
         for span in spans.iter().filter(|span| span.len > 0) {
             segments.try_push(self.regions.local(span, self.rail.nic)?).ok()?;
         }
-        let rkey = self.region.key(self.rail.peer, chunk);
+        let rkey = self.keys.key(self.rail.peer, chunk);
         Some((RemoteSpan { rkey, ..self.work.remote }, segments))
     }
 
@@ -275,8 +334,8 @@ impl Cut<'_> {
         most: usize,
         mut each: impl FnMut(Part, &[Segment]),
     ) -> Option<()> {
-        let Self { work, region, rail, .. } = self;
-        let limit = |at| to_chunk_end(at, region.shift).min(u64::from(rail.longest));
+        let Self { work, keys, rail, .. } = self;
+        let limit = |at| to_chunk_end(at, keys.shift()).min(u64::from(rail.longest));
         let mut segments = ArrayVec::<Segment, READ_SEGMENTS_MAX>::new();
         let (mut at, mut have, mut left) = (self.offset, 0, u64::from(work.remote.len));
         for span in spans {
@@ -288,9 +347,9 @@ impl Cut<'_> {
                 (have, left) = (have + taken, left.saturating_sub(taken));
                 segments.try_push(segment).ok()?;
                 if have == limit(at) || left == 0 || segments.len() >= most.min(READ_SEGMENTS_MAX) {
-                    let chunk = usize::try_from(at >> region.shift).ok()?;
+                    let chunk = usize::try_from(at >> keys.shift()).ok()?;
                     let remote = RemoteSpan {
-                        rkey: region.key(rail.peer, chunk),
+                        rkey: keys.key(rail.peer, chunk),
                         address: work.remote.address + (at - self.offset),
                         len: u32::try_from(have).ok()?,
                     };

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::hello::Card;
-use crate::fabric::{Access, FabricError};
+use crate::fabric::FabricError;
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::memory::Mapping;
 use crate::sys::gid::Gid;
 use crate::sys::ibverbs::constants::{IBV_MTU_256, IBV_MTU_4096};
-use crate::verbs::{MemoryRegion, ProtectionDomain, VerbsError};
+use crate::verbs::{MemoryRegion, ProtectionDomain, Served, VerbsError};
 
 /// Length of the pattern, bytes: two packets of the largest MTU, so that every path is asked for a
 /// packet as long as its queue pairs will send. Where a switch or the other end's interface takes
@@ -58,7 +58,7 @@ pub(super) fn register(domain: &Arc<ProtectionDomain>) -> Result<MemoryRegion, V
         source: std::io::Error::other(error),
         remedy: "report this as a defect",
     })?;
-    MemoryRegion::new(domain, memory, Access::RemoteRead)
+    MemoryRegion::new(domain, memory, Served::Whole)
 }
 
 /// Both ends of a path, for the log.
@@ -73,7 +73,7 @@ pub(super) struct PathEnds {
 
 impl PathEnds {
     pub(super) fn new(device: &Device, peer: &Card, mtu: i32) -> Self {
-        let name = device.context.name().to_owned();
+        let name = device.name().to_owned();
         Self { device: name, ours: device.choice.gid.raw, theirs: peer.gid, mtu }
     }
 

@@ -11,10 +11,10 @@ use super::chunks::{Layout, register_all};
 use super::keys::{AnswerHeader, chunk};
 use super::nics::Nics;
 use super::table::Table;
-use crate::fabric::{Access, ConnectionId, FabricError, Region, RegionId, RegisteredSpan};
+use crate::fabric::{ConnectionId, FabricError, Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::limits::REGIONS_MAX;
 use crate::memory::Mapping;
-use crate::verbs::{MemoryRegion, Segment};
+use crate::verbs::{MemoryRegion, Segment, Served};
 
 /// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
 const REGISTRATIONS_MAX: usize = u16::MAX as usize;
@@ -22,7 +22,7 @@ const REGISTRATIONS_MAX: usize = u16::MAX as usize;
 #[derive(Debug)]
 struct Entry {
     region: Region,
-    access: Access,
+    served: Served,
     layout: Layout,
     /// Local keys of all chunks on one NIC after the other, with 0 for a NIC that is gone: beside
     /// each other, since every READ looks one up.
@@ -40,6 +40,14 @@ struct Wait {
     until: u64,
 }
 
+/// A deregistered region in which READs shall land that were accepted before and are not posted yet:
+/// of each connection, those with lower numbers.
+#[derive(Debug)]
+struct Retired {
+    entry: Entry,
+    waits: Vec<(ConnectionId, u64)>,
+}
+
 /// What is kept of a deregistered region.
 #[derive(Debug)]
 struct Grave {
@@ -53,6 +61,7 @@ struct Grave {
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     entries: Vec<Entry>,
+    retired: Vec<Retired>,
     graves: Vec<Grave>,
     next: usize,
 }
@@ -62,7 +71,7 @@ impl Regions {
         &mut self,
         nics: &Nics,
         memory: Arc<Mapping>,
-        access: Access,
+        served: Served,
     ) -> Result<Region, FabricError> {
         if self.entries.len() >= REGIONS_MAX {
             return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
@@ -71,8 +80,11 @@ impl Regions {
             what: "registrations in the life of one fabric",
             limit: REGISTRATIONS_MAX,
         })?;
-        let layout = Layout::new(memory.len(), nics.chunk_bytes)?;
-        let parts = register_all(nics, layout, &memory, access)?;
+        let layout = match served {
+            Served::ByWindows => Layout::whole(memory.len(), nics.chunk_bytes)?,
+            Served::No | Served::Whole => Layout::new(memory.len(), nics.chunk_bytes)?,
+        };
+        let parts = register_all(nics, layout, &memory, served)?;
         let first = parts.iter().flatten().next().map_or(0, MemoryRegion::address);
         // The number makes the key one of its kind, the random half a stale or guessed one useless.
         let random = getrandom::u32().map_err(|error| FabricError::Os {
@@ -85,7 +97,7 @@ impl Regions {
         self.next += 1;
         let lkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::lkey);
         let lkeys = parts.iter().map(lkey).collect();
-        self.entries.push(Entry { region, access, layout, lkeys, parts, memory });
+        self.entries.push(Entry { region, served, layout, lkeys, parts, memory });
         Ok(region)
     }
 
@@ -94,6 +106,17 @@ impl Regions {
             return;
         };
         let entry = self.entries.swap_remove(at);
+        let parked = table.iter_mut().filter(|(_, peer)| !peer.parked.is_empty());
+        let waits: Vec<_> = parked.map(|(id, peer)| (id, peer.parked.next())).collect();
+        if entry.served == Served::No && !waits.is_empty() {
+            self.retired.push(Retired { entry, waits });
+        } else {
+            self.bury(entry, table);
+        }
+    }
+
+    /// Ends a registration, with the READs that may land in it.
+    fn bury(&mut self, entry: Entry, table: &mut Table) {
         let mut waits = Vec::new();
         for (connection, peer) in table.iter_mut() {
             for (lane, state) in peer.lanes().iter().enumerate() {
@@ -106,12 +129,25 @@ impl Regions {
             return;
         }
         // What peers could read ends here and now; our own READs then fail, and their memory waits.
-        let parts = if entry.access == Access::Local { entry.parts } else { Vec::new() };
+        let parts = if entry.served == Served::No { entry.parts } else { Vec::new() };
         self.graves.push(Grave { _parts: parts, _memory: entry.memory, waits });
     }
 
     /// Lets go of deregistered regions in which nothing can land any more.
     pub(super) fn sweep(&mut self, table: &mut Table) {
+        let mut at = 0;
+        while let Some(retired) = self.retired.get_mut(at) {
+            let waits = |(id, until): &(ConnectionId, u64)| {
+                table.find(*id).is_some_and(|peer| peer.parked.first() < *until)
+            };
+            retired.waits.retain(waits);
+            if retired.waits.is_empty() {
+                let Retired { entry, .. } = self.retired.swap_remove(at);
+                self.bury(entry, table);
+            } else {
+                at += 1;
+            }
+        }
         for grave in &mut self.graves {
             grave.waits.retain(|wait| {
                 let lane = table.find(wait.connection).and_then(|peer| peer.lanes().get(wait.lane));
@@ -121,15 +157,39 @@ impl Regions {
         self.graves.retain(|grave| !grave.waits.is_empty());
     }
 
+    /// The region that is served by windows and holds a span, as its owner names it, and its
+    /// registration with a NIC.
+    pub(super) fn windowed(&self, span: &RemoteSpan, nic: u8) -> Option<(RegionId, &MemoryRegion)> {
+        let holds = |region: &Region| {
+            let offset = span.address.checked_sub(region.address)?;
+            (offset.checked_add(span.len.into())? <= region.len).then_some(())
+        };
+        let mut entries = self.entries.iter().filter(|entry| entry.served == Served::ByWindows);
+        let entry = entries.find(|entry| holds(&entry.region).is_some())?;
+        // In one piece: there is one registration for each NIC.
+        let part = entry.parts.get(usize::from(nic))?.as_ref()?;
+        (span.len > 0).then_some((entry.region.id, part))
+    }
+
+    /// The region of a span of a READ that was accepted.
     fn entry(&self, span: &RegisteredSpan) -> Option<&Entry> {
-        let entry = self.entries.iter().find(|entry| entry.region.id == span.region)?;
+        let retired = self.retired.iter().map(|retired| &retired.entry);
+        let mut all = self.entries.iter().chain(retired);
+        let entry = all.find(|entry| entry.region.id == span.region)?;
         let end = span.offset.checked_add(u64::from(span.len))?;
         (end <= entry.region.len).then_some(entry)
     }
 
     /// Whether a local span is registered.
     pub(super) fn contains(&self, span: &RegisteredSpan) -> bool {
-        self.entry(span).is_some()
+        let there = self.entries.iter().any(|entry| entry.region.id == span.region);
+        there && self.entry(span).is_some()
+    }
+
+    /// The keys of the regions that peers may read.
+    pub(super) fn served(&self) -> impl Iterator<Item = u32> {
+        let served = self.entries.iter().filter(|entry| entry.served == Served::Whole);
+        served.map(|entry| entry.region.rkey)
     }
 
     /// A local span as a NIC names it; `None` where it is not registered, or lies in several chunks.
@@ -157,8 +217,7 @@ impl Regions {
     /// What a peer that asks for the keys of a region is told. Without regions to show, or where none
     /// of them has this key for peers: that there is none.
     pub(super) fn answer(shown: Option<&Self>, key: u32, nics: &Nics) -> Vec<u8> {
-        let served =
-            |entry: &&Entry| entry.region.rkey == key && entry.access == Access::RemoteRead;
+        let served = |entry: &&Entry| entry.region.rkey == key && entry.served == Served::Whole;
         let entry = shown.and_then(|regions| regions.entries.iter().find(served));
         let head = AnswerHeader {
             key,

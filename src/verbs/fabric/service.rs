@@ -24,7 +24,8 @@ const ACCEPTS: usize = 16;
 const SERVICE: Duration = Duration::from_millis(1);
 
 impl VerbsFabric {
-    /// Waits for descriptors and handles them. Answers whether another thread woke the poll.
+    /// Waits for descriptors and handles them. Answers whether the poll is over: another
+    /// thread woke it, or a descriptor that is watched for somebody else is ready.
     pub(super) fn service(
         &mut self,
         limit: Duration,
@@ -48,6 +49,10 @@ impl VerbsFabric {
                     // Nothing to take means that it was taken already.
                     self.wake.event.drain().ok();
                     self.wake.take();
+                }
+                Token::Watched => {
+                    woken = true;
+                    self.watched = true;
                 }
                 Token::Channel(nic) => self.disarm(nic),
                 Token::Device(nic) => self.take_events(nic, now, batch),

@@ -12,6 +12,7 @@ use crate::sys::connections::Connections;
 pub(super) enum Token {
     Listener,
     Wake,
+    Watched,
     /// The completion channel of a NIC.
     Channel(u8),
     /// The asynchronous events of a NIC.
@@ -28,6 +29,7 @@ impl Token {
             Self::Wake => (0, u32::MAX - 1),
             Self::Channel(nic) => (nic.into(), u32::MAX - 2),
             Self::Device(nic) => (nic.into(), u32::MAX - 3),
+            Self::Watched => (0, u32::MAX - 4),
             Self::Connection(id) => (id.generation, id.slot),
         };
         u64::from(generation) << 32 | u64::from(slot)
@@ -44,6 +46,7 @@ impl Token {
             1 => Self::Wake,
             2 => Self::Channel(id.generation as u8),
             3 => Self::Device(id.generation as u8),
+            4 => Self::Watched,
             _ => Self::Connection(id),
         }
     }
@@ -59,7 +62,8 @@ mod tests {
     #[test]
     fn tokens_survive_the_kernel() {
         let id = ConnectionId { slot: 1023, generation: u32::MAX };
-        let others = [Token::Listener, Token::Wake, Token::Channel(7), Token::Device(7)];
+        let others =
+            [Token::Listener, Token::Wake, Token::Channel(7), Token::Device(7), Token::Watched];
         for token in others.into_iter().chain([Token::Connection(id)]) {
             assert_eq!(Token::decode(token.encode()), token);
         }

@@ -18,6 +18,10 @@ pub(super) enum Work {
     Receive { slot: u8 },
     /// The READ of the peer's pattern to a send slot.
     Probe { slot: u8 },
+    /// The bind of a window.
+    Bind { window: u16 },
+    /// The invalidation of a window's key.
+    Invalidate { window: u16 },
 }
 
 /// The part of a number that travels.
@@ -33,12 +37,14 @@ impl Work {
             Self::Send { slot } => (3, slot, 0),
             Self::Receive { slot } => (4, slot, 0),
             Self::Probe { slot } => (5, slot, 0),
+            Self::Bind { window } => (6, 0, window.into()),
+            Self::Invalidate { window } => (7, 0, window.into()),
         };
         kind << 56 | u64::from(lane) << NUMBER_BITS | number
     }
 
     /// `None` for what no fabric posted.
-    #[expect(clippy::cast_possible_truncation, reason = "takes the byte that `encode` put there")]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the bits that `encode` put there")]
     pub(super) fn decode(id: u64) -> Option<Self> {
         let lane = (id >> NUMBER_BITS) as u8;
         match id >> 56 {
@@ -47,6 +53,8 @@ impl Work {
             3 => Some(Self::Send { slot: lane }),
             4 => Some(Self::Receive { slot: lane }),
             5 => Some(Self::Probe { slot: lane }),
+            6 => Some(Self::Bind { window: id as u16 }),
+            7 => Some(Self::Invalidate { window: id as u16 }),
             _ => None,
         }
     }
@@ -65,6 +73,8 @@ mod tests {
             Work::Send { slot: 7 },
             Work::Receive { slot: 255 },
             Work::Probe { slot: 2 },
+            Work::Bind { window: 65_535 },
+            Work::Invalidate { window: 300 },
         ] {
             assert_eq!(Work::decode(work.encode()), Some(work));
         }

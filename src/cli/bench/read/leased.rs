@@ -232,6 +232,8 @@ impl<F: Wire> Reader<F> {
                     self.peers.handle_send_refused(connection, error.scope());
                 }
             }
+            // This end lends nothing, so there are no keys to give or to end.
+            Output::Grant { .. } | Output::Revoke { .. } => {}
             Output::Close { connection } => self.fabric.close(connection),
         }
     }

@@ -144,6 +144,12 @@ fn transports(
     for choice in choices {
         all.push(match choice {
             TransportChoice::Tcp => Transport::Tcp,
+            TransportChoice::Shm => {
+                return Err(CliError::usage(
+                    "--transport: bench read measures verbs and tcp; cargo bench --bench shm_read \
+                     measures shared memory",
+                ));
+            }
             TransportChoice::Verbs => {
                 fabric::verbs(device, None, 1)?;
                 Transport::Verbs

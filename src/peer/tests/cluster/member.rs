@@ -137,6 +137,13 @@ impl Member {
                     }
                 }
             }
+            Output::Grant { connection, window, span, start, end } => {
+                let key = self.fabric.grant(connection, window, &span).unwrap();
+                self.peers.handle_granted(&span, (start, end), key);
+            }
+            Output::Revoke { connection, window } => {
+                self.fabric.revoke(connection, window).unwrap();
+            }
             Output::Close { connection } => self.fabric.close(connection),
         }
     }

@@ -1,0 +1,286 @@
+//! A fabric for peers anywhere, and shared memory for those on this host, as one fabric.
+//!
+//! A connection belongs to one of the two from its start to its end, which its number tells. Memory is
+//! registered with the far fabric, and with the near one under the same keys and addresses: what a
+//! peer is told of a region holds on either way. The thread waits in one place, the far fabric's poll,
+//! which the near fabric's descriptors end too.
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{ShmFabric, ShmName};
+use crate::fabric::{
+    Access, Capabilities, CloseReason, Completion, ConnectionId, EventBatch, Fabric, FabricError,
+    FabricEvent, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
+};
+use crate::limits::CONNECTIONS_MAX;
+use crate::memory::Mapping;
+use crate::sys::clock::coarse;
+use crate::sys::watch::Watch;
+use crate::types::{NodeId, Timestamp};
+
+/// Set in the slots of near connections; no fabric has so many.
+const NEAR: u32 = 1 << 31;
+
+/// How long a peer to which shared memory does not work is reached the other way.
+const AVOIDED: Duration = Duration::from_secs(30);
+
+/// Where a peer is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerEndpoint<E> {
+    /// Who it is: by this it is found on this host.
+    pub node: NodeId,
+    /// Where the far fabric finds it.
+    pub address: E,
+}
+
+/// A near connection that we began.
+#[derive(Debug)]
+struct Dialed {
+    connection: ConnectionId,
+    node: NodeId,
+    is_up: bool,
+}
+
+/// The near fabric, and what is known of the peers on it.
+#[derive(Debug)]
+struct Near {
+    fabric: ShmFabric,
+    dialed: Vec<Dialed>,
+    /// Peers to which shared memory did not work, until when they are reached the other way.
+    avoided: Vec<(NodeId, Timestamp)>,
+}
+
+/// A fabric with shared memory beside it; without, it is that fabric.
+pub struct WithShm<F: Fabric> {
+    far: F,
+    near: Option<Near>,
+    /// Whether connections are begun over shared memory alone.
+    near_only: bool,
+}
+
+impl<F: Fabric> fmt::Debug for WithShm<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let far = self.far.capabilities().transport;
+        f.debug_struct("WithShm").field("far", &far).field("near", &self.near).finish()
+    }
+}
+
+impl<F: Fabric<Memory = Mapping> + Watch> WithShm<F> {
+    /// Puts a shm fabric, or none, beside another one. Neither has connections yet, and the near one
+    /// has adopted all regions that the far one has.
+    /// `near_only`: peers that are not on this host are not connected to.
+    ///
+    /// # Errors
+    /// [`FabricError::Os`] where the one cannot wait for the other.
+    pub fn new(mut far: F, near: Option<ShmFabric>, near_only: bool) -> Result<Self, FabricError> {
+        if let Some(near) = &near {
+            far.watch(near.as_fd())?;
+        }
+        let near = near.map(|fabric| Near { fabric, dialed: Vec::new(), avoided: Vec::new() });
+        Ok(Self { far, near, near_only })
+    }
+
+    /// The far fabric.
+    pub fn far(&self) -> &F {
+        &self.far
+    }
+
+    /// The near fabric.
+    pub fn near(&self) -> Option<&ShmFabric> {
+        self.near.as_ref().map(|near| &near.fabric)
+    }
+
+    /// The near fabric and its own number of a connection; `None` for one of the far fabric.
+    fn of_near(&mut self, id: ConnectionId) -> Option<(&mut Near, ConnectionId)> {
+        let near = self.near.as_mut().filter(|_| id.slot & NEAR != 0)?;
+        Some((near, ConnectionId { slot: id.slot & !NEAR, ..id }))
+    }
+}
+
+/// The number by which the caller knows a near connection.
+fn outer(id: ConnectionId) -> ConnectionId {
+    ConnectionId { slot: id.slot | NEAR, ..id }
+}
+
+impl Near {
+    /// A connection to a node, where it can be had over shared memory.
+    fn connect(&mut self, node: NodeId) -> Option<ConnectionId> {
+        let now = coarse();
+        self.avoided.retain(|(_, until)| *until > now);
+        if self.avoided.iter().any(|(avoided, _)| *avoided == node) {
+            return None;
+        }
+        let connection = self.fabric.connect_here(&ShmName::of_node(node))?;
+        self.dialed.push(Dialed { connection, node, is_up: false });
+        Some(connection)
+    }
+
+    fn note_connected(&mut self, connection: ConnectionId) {
+        let mut dialed = self.dialed.iter_mut();
+        if let Some(dialed) = dialed.find(|dialed| dialed.connection == connection) {
+            dialed.is_up = true;
+        }
+    }
+
+    /// Notes the end of a connection: a peer to which it did not work is avoided for a while.
+    fn note_closed(&mut self, connection: ConnectionId, reason: CloseReason) {
+        let Some(at) = self.dialed.iter().position(|dialed| dialed.connection == connection) else {
+            return;
+        };
+        let dialed = self.dialed.swap_remove(at);
+        let failed = match reason {
+            CloseReason::Requested => false,
+            CloseReason::Violation | CloseReason::Exhausted => true,
+            _ => !dialed.is_up,
+        };
+        if failed && self.avoided.len() < CONNECTIONS_MAX {
+            tracing::debug!(node = %dialed.node, ?reason, "no shared memory with this peer");
+            self.avoided.push((dialed.node, coarse() + AVOIDED));
+        }
+    }
+
+    /// Polls without waiting, and gives the events the numbers by which the caller knows them.
+    fn poll(&mut self, batch: &mut EventBatch) -> Result<(), FabricError> {
+        let before = batch.events.len();
+        self.fabric.poll(batch, Duration::ZERO)?;
+        for event in batch.events.iter_mut().skip(before) {
+            match event {
+                FabricEvent::Connected { connection } => {
+                    self.note_connected(*connection);
+                    *connection = outer(*connection);
+                }
+                FabricEvent::Accepted { connection }
+                | FabricEvent::Message { connection, .. }
+                | FabricEvent::Completed(Completion { connection, .. }) => {
+                    *connection = outer(*connection);
+                }
+                // A near fabric has no windows.
+                FabricEvent::Revoked { .. } => {}
+                FabricEvent::Closed { connection, reason } => {
+                    self.note_closed(*connection, *reason);
+                    *connection = outer(*connection);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
+    type Endpoint = PeerEndpoint<F::Endpoint>;
+    type Memory = Mapping;
+
+    /// What holds on both.
+    fn capabilities(&self) -> Capabilities {
+        let far = self.far.capabilities();
+        let Some(near) = &self.near else { return far };
+        let near = near.fabric.capabilities();
+        Capabilities {
+            transport: if self.near_only { near.transport } else { far.transport },
+            reads_outstanding: far.reads_outstanding.min(near.reads_outstanding),
+            segments: far.segments.min(near.segments),
+            read_bytes: far.read_bytes.min(near.read_bytes),
+            // Keys end on the far fabric alone; who wants them has no near one.
+            windows: far.windows.min(near.windows),
+        }
+    }
+
+    fn transport(&self, connection: ConnectionId) -> &'static str {
+        match &self.near {
+            Some(near) if connection.slot & NEAR != 0 => near.fabric.capabilities().transport,
+            _ => self.far.transport(connection),
+        }
+    }
+
+    fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
+        let region = self.far.register(Arc::clone(&memory), access)?;
+        let Some(near) = &mut self.near else { return Ok(region) };
+        if let Err(error) = near.fabric.adopt(&region, memory, access) {
+            self.far.deregister(region.id);
+            return Err(error);
+        }
+        Ok(region)
+    }
+
+    fn deregister(&mut self, region: RegionId) {
+        self.far.deregister(region);
+        if let Some(near) = &mut self.near {
+            near.fabric.deregister(region);
+        }
+    }
+
+    fn connect(&mut self, to: &Self::Endpoint) -> Result<ConnectionId, FabricError> {
+        let Some(near) = &mut self.near else { return self.far.connect(&to.address) };
+        match near.connect(to.node) {
+            Some(id) => Ok(outer(id)),
+            // It ends at once, as one to a peer that cannot be reached.
+            None if self.near_only => near.fabric.connect(&ShmName::of_node(to.node)).map(outer),
+            None => self.far.connect(&to.address),
+        }
+    }
+
+    fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.admit(id),
+            None => self.far.admit(connection),
+        }
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.grant(id, window, span),
+            None => self.far.grant(connection, window, span),
+        }
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.revoke(id, window),
+            None => self.far.revoke(connection, window),
+        }
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.send(id, message),
+            None => self.far.send(connection, message),
+        }
+    }
+
+    fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError> {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.post(id, batch),
+            None => self.far.post(connection, batch),
+        }
+    }
+
+    fn close(&mut self, connection: ConnectionId) {
+        match self.of_near(connection) {
+            Some((near, id)) => near.fabric.close(id),
+            None => self.far.close(connection),
+        }
+    }
+
+    fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
+        let Some(near) = &mut self.near else { return self.far.poll(batch, timeout) };
+        let limit = near.fabric.wait_limit();
+        self.far.poll(batch, timeout.min(limit))?;
+        // Without a deadline, a READ or a ready descriptor the near fabric costs the far one nothing.
+        if self.far.take_watched() || limit < Duration::MAX {
+            near.poll(batch)?;
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.far.waker()
+    }
+}
