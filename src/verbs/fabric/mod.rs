@@ -217,6 +217,13 @@ impl VerbsFabric {
         self.nics.devices.iter().map(|device| &device.choice).collect()
     }
 
+    /// READs that one queue pair has on the wire at once (`max_rd_atomic`), as the devices say; a
+    /// peer may take fewer.
+    #[must_use]
+    pub fn reads_issued(&self) -> u8 {
+        self.nics.devices.iter().map(|device| device.limits.reads_issued).min().unwrap_or(0)
+    }
+
     /// Completions that matched no READ outstanding and were dropped.
     #[must_use]
     pub fn stale_completions(&self) -> u64 {
