@@ -30,8 +30,13 @@ const ENTRIES: u32 = 20_000;
 
 const SAVED: Origin = Origin::Saved { owners: None };
 
-const CAPABILITIES: Capabilities =
-    Capabilities { transport: "bench", reads_outstanding: 1024, segments: 16, read_bytes: 8 << 20 };
+const CAPABILITIES: Capabilities = Capabilities {
+    transport: "bench",
+    reads_outstanding: 1024,
+    segments: 16,
+    read_bytes: 8 << 20,
+    windows: 0,
+};
 
 fn filled() -> Store {
     let config = StoreConfig { capacity: ENTRIES, policy: Policy::default() };
