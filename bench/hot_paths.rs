@@ -30,8 +30,13 @@ const ENTRIES: u32 = 20_000;
 
 const SAVED: Origin = Origin::Saved { owners: None };
 
-const CAPABILITIES: Capabilities =
-    Capabilities { transport: "bench", reads_outstanding: 1024, segments: 16, read_bytes: 8 << 20 };
+const CAPABILITIES: Capabilities = Capabilities {
+    transport: "bench",
+    reads_outstanding: 1024,
+    segments: 16,
+    read_bytes: 8 << 20,
+    windows: 0,
+};
 
 fn filled() -> Store {
     let config = StoreConfig { capacity: ENTRIES, policy: Policy::default() };
@@ -46,7 +51,7 @@ fn filled() -> Store {
 fn batches() -> impl Iterator<Item = Vec<BlockKey>> {
     let keys: Vec<BlockKey> = (0..u64::from(ENTRIES)).map(key).collect();
     let all: Vec<Vec<BlockKey>> = keys.chunks_exact(BATCH).map(<[_]>::to_vec).collect();
-    (0..).map(move |at: usize| all[at % all.len()].clone())
+    (0..).filter_map(move |at: usize| all.get(at % all.len()).cloned())
 }
 
 fn store(bench: &mut Criterion) {
