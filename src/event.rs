@@ -43,13 +43,18 @@ pub enum LendRefusal {
     Pins,
     /// No window is free to give the lease keys of its own.
     Windows,
-    /// The node is shutting down.
+    /// The node is shutting down: ask another owner.
     Draining,
+    /// Leases keep as much of this node's memory as it lets them.
+    Pressure,
+    /// The node has as many leases out as it can keep.
+    Leases,
 }
 
 impl LendRefusal {
     /// All refusals.
-    pub const ALL: [Self; 4] = [Self::Quota, Self::Pins, Self::Windows, Self::Draining];
+    pub const ALL: [Self; 6] =
+        [Self::Quota, Self::Pins, Self::Windows, Self::Draining, Self::Pressure, Self::Leases];
 
     /// The name that metrics use.
     #[must_use]
@@ -59,6 +64,8 @@ impl LendRefusal {
             Self::Pins => "pins",
             Self::Windows => "windows",
             Self::Draining => "draining",
+            Self::Pressure => "pressure",
+            Self::Leases => "leases",
         }
     }
 }
@@ -196,6 +203,33 @@ pub enum Event {
     ChecksumMismatch,
     /// A completion of a work request that the in-flight table no longer knows was dropped.
     StaleCompletion,
+    /// A breaker opened: what it stands for is left alone until a probe succeeds.
+    BreakerOpened {
+        /// A path, a peer, or this node's own NIC.
+        scope: Scope,
+    },
+    /// A breaker closed again.
+    BreakerClosed {
+        /// As above.
+        scope: Scope,
+    },
+    /// A probe of a peer ended.
+    Probed {
+        /// Whether the peer may be used again.
+        good: bool,
+    },
+    /// A lend waits because its holder asked for a pause.
+    PauseObeyed,
+    /// Blocks that a reader wanted and another reader's fetch was already after.
+    FetchesShared {
+        /// How many.
+        blocks: u64,
+    },
+    /// Blocks that an owner was listed for and does not hold.
+    OwnerMissed {
+        /// How many.
+        blocks: u64,
+    },
     /// A connection to a peer is up and authenticated.
     PeerConnected,
     /// A connection to a peer ended.

@@ -18,8 +18,10 @@ pub mod store;
 pub mod lease;
 pub mod transfer;
 pub mod protocol;
+pub mod health;
 pub mod peer;
 pub mod registry;
+pub mod route;
 
 // machines: all IO and all `unsafe`
 pub mod sys;

@@ -88,6 +88,10 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between pings on an idle connection; three unanswered ones close it.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Bytes of the page that each node serves to whoever probes the way to it: one READ that crosses
+/// the network with a payload, and touches no block.
+pub const PROBE_BYTES: u32 = 4096;
+
 /// The data thread goes round every second at the latest. A heartbeat older than this is a node that
 /// is not healthy.
 pub const HEARTBEAT_MAX: Duration = Duration::from_secs(3);

@@ -13,7 +13,7 @@ use crate::event::EventSink;
 use crate::lease::LeaseConfig;
 use crate::limits;
 use crate::memory::{HugePageSize, PoolOptions, Watermarks};
-use crate::metrics::{GaugeSnapshot, MetricsSink, PoolGauge, RequesterGauge};
+use crate::metrics::{GaugeSnapshot, MetricsSink, PoolGauge, RequesterGauge, SuspendedGauge};
 use crate::node::{Inner, Node, NodeError, NodeOptions, RegistryChoice};
 use crate::policy::Policy;
 use crate::protocol::millis;
@@ -122,6 +122,7 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
             bytes_per_requester: lease.bytes,
             leases_total: LeaseConfig::default().leases_total.max(lease.leases as usize),
         },
+        lease_watermarks: (lease.watermark_high.get(), lease.watermark_low.get()),
         lease_margin: lease.margin,
         transfer_timeout: peers.transfer_timeout,
         registry: match registry {
@@ -184,6 +185,10 @@ impl Observed for ObservedNode {
                 pools: pools.collect(),
                 requesters: requesters.collect(),
                 connections: now.peers.connected.len() as u64,
+                suspended: {
+                    let [path, peer, leaving] = now.suspended();
+                    SuspendedGauge { path, peer, leaving }
+                },
                 registry_up: now.registry_up,
                 heartbeat_age: self.inner.heartbeat_age(),
             })

@@ -1,5 +1,7 @@
 //! `kvrail stat`: the state of a node.
 
+mod health;
+
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -10,6 +12,7 @@ use super::CliError;
 use super::door::{DoorArgs, write_json, written};
 use crate::config::Size;
 use crate::protocol::door::stat::StatReport;
+use crate::types::{NodeId, WordError};
 
 /// Arguments of `kvrail stat`.
 #[derive(Debug, Clone, Args)]
@@ -17,9 +20,23 @@ pub struct StatArgs {
     /// Print the node's state as one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Show the health of peers, of the ways to them, and of this node's NICs
+    #[arg(long)]
+    pub health: bool,
+    /// First forget what speaks against this peer, or against all
+    #[arg(long, value_name = "PEER|all", requires = "health", value_parser = reset)]
+    pub reset: Option<Reset>,
     /// Where the node is.
     #[command(flatten)]
     pub door: DoorArgs,
+}
+
+/// Whose health is to be forgotten: a peer's, or all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reset(pub Option<NodeId>);
+
+fn reset(text: &str) -> Result<Reset, WordError> {
+    if text == "all" { Ok(Reset(None)) } else { text.parse().map(|node| Reset(Some(node))) }
 }
 
 /// Prints the node's residents by rank, its pools, the leases by requester, the registry's state and
@@ -33,10 +50,17 @@ pub fn run(args: &StatArgs) -> Result<ExitCode, CliError> {
 
 pub(super) fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<ExitCode, CliError> {
     let client = args.door.connect()?;
-    let result = if args.json {
-        write_json(out, &client.stat_json()?)
-    } else {
-        out.write_all(text(&client.stat()?).as_bytes())
+    if let Some(reset) = args.reset {
+        client.reset_health(reset.0)?;
+    }
+    let result = match (args.json, args.health) {
+        (true, false) => write_json(out, &client.stat_json()?),
+        (true, true) => {
+            let all = client.stat_json()?;
+            write_json(out, all.get("health").unwrap_or(&serde_json::Value::Null))
+        }
+        (false, false) => out.write_all(text(&client.stat()?).as_bytes()),
+        (false, true) => out.write_all(health::text(&client.stat()?.health).as_bytes()),
     };
     written(result.and_then(|()| out.flush()))?;
     Ok(ExitCode::SUCCESS)

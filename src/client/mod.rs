@@ -29,7 +29,7 @@ use crate::protocol::door::{
     AcquireOutcome, EvictedBlock, ListEntry, PublishBlock, PublishOutcome, Reply, Request, Source,
 };
 use crate::sync::{Mutex, lock};
-use crate::types::{BlockHash, Extent, Namespace, PoolId, ResidentId};
+use crate::types::{BlockHash, Extent, Namespace, NodeId, PoolId, ResidentId};
 use connection::Connection;
 
 /// The deadline of a call, where [`Client::connect`] sets it. Longer than a node needs to find out
@@ -237,6 +237,18 @@ impl Client {
             Request::Flush { deadline_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX) };
         match self.call_within(&request, within.saturating_add(self.timeout))? {
             Reply::Flushed { known } => Ok(known),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Makes the node forget what speaks against a peer, or against all peers and its own NICs; how many
+    /// breakers were not closed.
+    ///
+    /// # Errors
+    /// What broke the call.
+    pub fn reset_health(&self, node: Option<NodeId>) -> Result<u32, ClientError> {
+        match self.call(&Request::ResetHealth { node })? {
+            Reply::Done { count } => Ok(count),
             other => Err(self.unexpected(other)),
         }
     }

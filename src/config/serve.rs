@@ -138,6 +138,10 @@ pub struct LeaseConfig {
     pub leases: u32,
     /// Bytes that one requester may hold under leases at once.
     pub bytes: u64,
+    /// Nothing more is lent above this share of the memory under leases.
+    pub watermark_high: Percent,
+    /// Readers are told to pause above this one, which is not above the high one.
+    pub watermark_low: Percent,
 }
 
 impl ServeConfig {
@@ -413,7 +417,24 @@ fn lease(settings: &ServeSettings, bytes: u64) -> Result<LeaseConfig, ConfigErro
             ),
         });
     }
+    let watermark_high = settings.lease_watermark_high.unwrap_or(Percent::clamped(90));
+    let watermark_low =
+        settings.lease_watermark_low.unwrap_or(Percent::clamped(75).min(watermark_high));
+    if watermark_low > watermark_high {
+        return Err(ConfigError::Contradiction {
+            first: "--lease-watermark-low",
+            second: "--lease-watermark-high",
+            reason: format!(
+                "readers pause above {} percent, which must not be above the {} percent at which \
+                 nothing more is lent",
+                watermark_low.get(),
+                watermark_high.get()
+            ),
+        });
+    }
     Ok(LeaseConfig {
+        watermark_high,
+        watermark_low,
         ttl,
         margin,
         leases: settings.lease_quota.unwrap_or(64),

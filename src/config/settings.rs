@@ -128,7 +128,12 @@ pub struct ServeSettings {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub lease_margin: Option<Duration>,
 
-    /// Longest wait for a block from a peer (default 30s)
+    /// Longest that the reads of one lease may take (default 30s)
+    ///
+    /// It is a bound. Once transfers from a peer have been measured, their deadline is 2s and ten times
+    /// what the bytes need at the measured rate, and never more than this; the lease's own end, less
+    /// its margin, comes first where it is earlier and not renewed. A peer has this long, and at most
+    /// 5s, to answer a request.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transfer_timeout: Option<Duration>,
 
@@ -197,6 +202,18 @@ pub struct ServeSettings {
     /// What is leased cannot be evicted: a large share lets one reader stop the others' saves.
     #[arg(long, value_name = "SIZE")]
     pub lease_bytes: Option<Size>,
+
+    /// Percentage of the memory under leases above which nothing more is lent (default 90)
+    ///
+    /// A block counts once for each lease. What is refused is asked of another owner, or again later.
+    #[arg(long, value_name = "PERCENT")]
+    pub lease_watermark_high: Option<Percent>,
+
+    /// Percentage of the memory under leases above which readers are told to pause (default 75)
+    ///
+    /// The same share of all leases that the node can keep makes them pause, too.
+    #[arg(long, value_name = "PERCENT")]
+    pub lease_watermark_low: Option<Percent>,
 
     /// Percentage of a pool in use at which reclaim begins (default 95)
     #[arg(long, value_name = "PERCENT")]
@@ -268,6 +285,8 @@ impl Settings for ServeSettings {
             streams: self.streams.or(lower.streams),
             lease_quota: self.lease_quota.or(lower.lease_quota),
             lease_bytes: self.lease_bytes.or(lower.lease_bytes),
+            lease_watermark_high: self.lease_watermark_high.or(lower.lease_watermark_high),
+            lease_watermark_low: self.lease_watermark_low.or(lower.lease_watermark_low),
             watermark_high: self.watermark_high.or(lower.watermark_high),
             watermark_low: self.watermark_low.or(lower.watermark_low),
             metrics_listen: self.metrics_listen.or(lower.metrics_listen),

@@ -32,6 +32,7 @@ pub use table::LeaseTable;
 
 use std::time::Duration;
 
+use crate::event::LendRefusal;
 use crate::store::Store;
 use crate::types::{EvictionRank, LeaseId, NodeEpoch, RequesterIndex, ResidentId, Scope};
 
@@ -198,6 +199,15 @@ impl QuotaError {
             Self::Leases { .. } | Self::Bytes { .. } => Scope::Peer,
             Self::Table { .. } => Scope::Local,
             Self::Blocks { .. } | Self::Requester { .. } => Scope::Request,
+        }
+    }
+
+    /// What the requester is told.
+    #[must_use]
+    pub const fn refusal(&self) -> LendRefusal {
+        match self {
+            Self::Table { .. } => LendRefusal::Leases,
+            _ => LendRefusal::Quota,
         }
     }
 

@@ -90,7 +90,7 @@ impl LeaseTable {
         match self.book.open(borrower, blocks, &self.config) {
             Ok(slot) => Ok(Draft::new(self, residents, slot)),
             Err(error) => {
-                self.emit_quota(blocks as u64);
+                self.emit_refused(error.refusal(), blocks as u64);
                 Err(error)
             }
         }
@@ -258,7 +258,7 @@ impl LeaseTable {
         let lent = self.book.lend(slot, resident, bytes, limit);
         if lent.is_err() {
             self.book.skip(slot);
-            self.emit_quota(1);
+            self.emit_refused(LendRefusal::Quota, 1);
         }
         lent
     }
@@ -424,8 +424,7 @@ impl LeaseTable {
         self.sink.emit(ended);
     }
 
-    fn emit_quota(&self, blocks: u64) {
-        let reason = LendRefusal::Quota;
+    fn emit_refused(&self, reason: LendRefusal, blocks: u64) {
         self.sink.emit(Event::LendRefused { reason, blocks });
     }
 }

@@ -27,7 +27,7 @@ const SECONDS: [u64; 12] = [
 /// Upper bounds of the owners of a block: sole, replicated, and how widely.
 const OWNERS: [u64; 7] = [1, 2, 3, 4, 8, 16, 32];
 
-/// One handle for each value of a label, found by comparing: there are at most four.
+/// One handle for each value of a label, found by comparing: there are at most five.
 struct ByLabel<K, H, const N: usize>([(K, H); N]);
 
 impl<K: PartialEq, H, const N: usize> ByLabel<K, H, N> {
@@ -72,7 +72,7 @@ pub(super) struct Counters {
     leases_ended: ByLabel<LeaseEnd, Counter, 4>,
     returned_blocks: Counter,
     returned_bytes: Counter,
-    lend_refused: ByLabel<LendRefusal, Counter, 4>,
+    lend_refused: ByLabel<LendRefusal, Counter, 6>,
     completions_replayed: Counter,
     completions_refused: Counter,
     transferred_blocks: Counter,
@@ -84,6 +84,12 @@ pub(super) struct Counters {
     peers_opened: Counter,
     peers_closed: ByLabel<Scope, Counter, 4>,
     violations: Counter,
+    breakers_opened: ByLabel<Scope, Counter, 4>,
+    breakers_closed: ByLabel<Scope, Counter, 4>,
+    probes: ByLabel<bool, Counter, 2>,
+    pauses: Counter,
+    shared: Counter,
+    owner_missed: Counter,
     stalls: Counter,
     stalled_millis: Counter,
     registry_answered: ByLabel<RegistryCall, Counter, { RegistryCall::ALL.len() }>,
@@ -145,6 +151,14 @@ impl Counters {
             peers_opened: plain("kvrail_peer_connections_opened_total"),
             peers_closed: scopes("kvrail_peer_connections_closed_total"),
             violations: plain("kvrail_protocol_violations_total"),
+            breakers_opened: scopes("kvrail_breakers_opened_total"),
+            breakers_closed: scopes("kvrail_breakers_closed_total"),
+            probes: ByLabel::each([false, true], |it| {
+                one("kvrail_probes_total", "outcome", if *it { "good" } else { "failed" })
+            }),
+            pauses: plain("kvrail_pauses_obeyed_total"),
+            shared: plain("kvrail_shared_fetch_blocks_total"),
+            owner_missed: plain("kvrail_stale_owner_blocks_total"),
             stalls: plain("kvrail_data_thread_stalls_total"),
             stalled_millis: plain("kvrail_data_thread_stalled_milliseconds_total"),
             registry_answered: ByLabel::each(RegistryCall::ALL, |it| call(it, "answered")),
@@ -179,6 +193,12 @@ impl Counters {
                 self.returned_bytes.increment(bytes);
             }
             Event::LendRefused { reason, blocks } => self.lend_refused.add(reason, blocks),
+            Event::BreakerOpened { .. }
+            | Event::BreakerClosed { .. }
+            | Event::Probed { .. }
+            | Event::PauseObeyed
+            | Event::FetchesShared { .. }
+            | Event::OwnerMissed { .. } => self.count_care(event),
             Event::CompletionReplayed => self.completions_replayed.increment(1),
             Event::CompletionRefused => self.completions_refused.increment(1),
             Event::TransferSucceeded { blocks, bytes, took } => {
@@ -199,6 +219,19 @@ impl Counters {
             Event::RegistryAnswered { call } => self.registry_answered.add(call, 1),
             Event::RegistryFailed { call } => self.registry_failed.add(call, 1),
             Event::OwnersSeen { owners } => self.owners.observe(u64::from(owners)),
+        }
+    }
+
+    /// The share of [`Self::count`] of whom to ask and whom to leave alone.
+    fn count_care(&self, event: Event) {
+        match event {
+            Event::BreakerOpened { scope } => self.breakers_opened.add(scope, 1),
+            Event::BreakerClosed { scope } => self.breakers_closed.add(scope, 1),
+            Event::Probed { good } => self.probes.add(good, 1),
+            Event::PauseObeyed => self.pauses.increment(1),
+            Event::FetchesShared { blocks } => self.shared.increment(blocks),
+            Event::OwnerMissed { blocks } => self.owner_missed.increment(blocks),
+            _ => {}
         }
     }
 

@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, help: &'static str) -> Family {
 }
 
 /// The metrics of `kvrail serve`.
-pub const FAMILIES: [Family; 44] = [
+pub const FAMILIES: [Family; 51] = [
     counter(
         "kvrail_inserted_blocks_total",
         "Blocks that became resident, by {origin}: saved or fetched",
@@ -75,7 +75,7 @@ pub const FAMILIES: [Family; 44] = [
     counter("kvrail_returned_bytes_total", "Bytes that ended leases gave back"),
     counter(
         "kvrail_lend_refused_blocks_total",
-        "Resident blocks that were not lent, by {reason}: quota, pins, windows or draining",
+        "Resident blocks that were not lent, by {reason}: quota, pins, windows, draining, pressure or leases",
     ),
     counter(
         "kvrail_completions_replayed_total",
@@ -116,6 +116,27 @@ pub const FAMILIES: [Family; 44] = [
         "Connections closed because a peer broke the protocol",
     ),
     counter(
+        "kvrail_breakers_opened_total",
+        "Breakers that opened, by {scope}: path, peer or local (this node's NIC)",
+    ),
+    counter("kvrail_breakers_closed_total", "Breakers that closed again, by {scope}"),
+    counter(
+        "kvrail_probes_total",
+        "Probes of peers that were left alone, by {outcome}: good or failed",
+    ),
+    counter(
+        "kvrail_pauses_obeyed_total",
+        "Lend requests held back because their holder asked for a pause",
+    ),
+    counter(
+        "kvrail_shared_fetch_blocks_total",
+        "Blocks that a reader wanted while another reader's fetch was after them",
+    ),
+    counter(
+        "kvrail_stale_owner_blocks_total",
+        "Blocks that an owner was listed for and did not hold",
+    ),
+    counter(
         "kvrail_data_thread_stalls_total",
         "Times that this node's data thread was late by half a second or more",
     ),
@@ -135,6 +156,10 @@ pub const FAMILIES: [Family; 44] = [
     gauge("kvrail_pool_used_bytes", "Bytes of a {pool} in use"),
     gauge("kvrail_pool_size_bytes", "Bytes of a {pool}"),
     gauge("kvrail_peer_connections", "Connections to peers that are up"),
+    gauge(
+        "kvrail_suspended_peers",
+        "Peers that this node leaves alone now, by {scope}: path, peer or leaving",
+    ),
     gauge("kvrail_requester_leases", "Leases that a {requester} holds"),
     gauge("kvrail_requester_leased_bytes", "Bytes that a {requester} holds under leases"),
     gauge(

@@ -31,6 +31,17 @@ pub struct RequesterGauge {
     pub bytes: u64,
 }
 
+/// How many peers are left alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SuspendedGauge {
+    /// For the way to them.
+    pub path: u64,
+    /// For what they did.
+    pub peer: u64,
+    /// Because they said that they leave.
+    pub leaving: u64,
+}
+
 /// A node's state at one moment, as metrics show it.
 #[derive(Debug, Clone, Default)]
 pub struct GaugeSnapshot {
@@ -44,6 +55,8 @@ pub struct GaugeSnapshot {
     pub requesters: Vec<RequesterGauge>,
     /// Connections to peers that are up.
     pub connections: u64,
+    /// Peers that are left alone, by path, peer, or because they leave.
+    pub suspended: SuspendedGauge,
     /// Whether the registry answers.
     pub registry_up: bool,
     /// Since the data thread last went round.
@@ -60,6 +73,8 @@ pub(super) struct Gauges {
     rank_max: Gauge,
     pinned: Gauge,
     connections: Gauge,
+    /// Path, peer, leaving.
+    suspended: [Gauge; 3],
     registry_up: Gauge,
     heartbeat_age: Gauge,
     /// Requesters that a scrape has shown, at most [`limits::REQUESTERS_MAX`]; a holder knows no more.
@@ -79,6 +94,8 @@ impl Gauges {
             rank_max: plain("kvrail_rank_max"),
             pinned: plain("kvrail_pinned_residents"),
             connections: plain("kvrail_peer_connections"),
+            suspended: ["path", "peer", "leaving"]
+                .map(|scope| gauge_of(recorder, "kvrail_suspended_peers", &[("scope", scope)])),
             registry_up: plain("kvrail_registry_up"),
             heartbeat_age: plain("kvrail_heartbeat_age_seconds"),
             requesters: Mutex::default(),
@@ -93,6 +110,10 @@ impl Gauges {
         self.rank_max.set(highest.map_or(0.0, |at| (at + 1) as f64));
         self.pinned.set(now.pinned as f64);
         self.connections.set(now.connections as f64);
+        let SuspendedGauge { path, peer, leaving } = now.suspended;
+        for (gauge, count) in self.suspended.iter().zip([path, peer, leaving]) {
+            gauge.set(count as f64);
+        }
         self.registry_up.set(f64::from(u8::from(now.registry_up)));
         self.heartbeat_age.set(now.heartbeat_age.as_secs_f64());
         for (index, pool) in now.pools.iter().enumerate() {

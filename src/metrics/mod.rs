@@ -18,7 +18,7 @@ use std::fmt;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 pub use families::{FAMILIES, Family, Kind, REGISTRY_FAMILIES};
-pub use gauges::{GaugeSnapshot, PoolGauge, RequesterGauge};
+pub use gauges::{GaugeSnapshot, PoolGauge, RequesterGauge, SuspendedGauge};
 pub use registry::{RegistryMetrics, RegistrySnapshot};
 
 use counters::Counters;

@@ -15,7 +15,7 @@ use crate::protocol::door::{
 use crate::runtime::door::{self, DoorService, Page, PoolHandle, Publish, ReserveError};
 use crate::store::{Found, PinError, ResidentView};
 use crate::types::{
-    BlockHash, BlockKey, Extent, Namespace, NamespaceId, ResidentCause, ResidentId,
+    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, ResidentCause, ResidentId,
 };
 
 /// Names of namespaces that local engines have told, so that people can read them. Bounded: names
@@ -184,6 +184,10 @@ impl DoorService for Inner {
     async fn stat(&self) -> serde_json::Value {
         let report: StatReport = self.snapshot().await.report;
         serde_json::to_value(report).unwrap_or_default()
+    }
+
+    async fn reset_health(&self, node: Option<NodeId>) -> u32 {
+        self.data.reset_health(node).await.unwrap_or(0)
     }
 
     fn list(&self, namespace: Option<&Namespace>, cursor: u64, max: usize) -> Page {

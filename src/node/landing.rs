@@ -6,7 +6,7 @@ use super::residency::{Admitted, Residency};
 use crate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::memory::Reservation;
 use crate::peer::{Landing, Published};
-use crate::types::{BlockKey, EvictionRank, Extent, PoolId};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, PoolId};
 
 /// A pool's registration with the fabric.
 #[derive(Debug, Clone, Copy)]
@@ -67,5 +67,9 @@ impl Landing for NodeLanding {
 
     fn pause_ms(&self) -> u32 {
         self.residency.pause_ms()
+    }
+
+    fn note_load(&self, load: Load) {
+        self.residency.note_load(load);
     }
 }

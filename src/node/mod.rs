@@ -19,6 +19,7 @@ mod landing;
 mod options;
 mod reach;
 mod residency;
+mod snapshot;
 mod transport;
 
 use std::collections::BTreeMap;
@@ -29,17 +30,17 @@ use std::time::Duration;
 pub use options::{NodeError, NodeOptions, RegistryChoice};
 pub use reach::{Neighbours, Reach};
 pub use residency::Reserved;
+pub use snapshot::NodeSnapshot;
 pub use transport::TransportChoice;
 
 use crate::event::EventSink;
 use crate::fabric::Fabric;
-use crate::memory::{HostPool, Mapping};
+use crate::health::BreakerConfig;
+use crate::limits;
+use crate::memory::{HostPool, Mapping, PoolOptions};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
-use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
-use crate::protocol::door::stat::{
-    NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
-};
-use crate::protocol::{RegionEntry, SecretKey, millis};
+use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
+use crate::protocol::{RegionEntry, SecretKey};
 use crate::registry::{
     Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, Partition,
     RegistryEpoch,
@@ -48,17 +49,17 @@ use crate::runtime::announce::{
     AnnounceOptions, Announcer, AnnouncerHandle, AnnouncerParts, Hints, Residents,
 };
 use crate::runtime::clock::Clock;
-use crate::runtime::data::{self, DataHandle, DataJoin, PeerSnapshot, Stopped};
+use crate::runtime::data::{self, DataHandle, DataJoin};
 use crate::runtime::door::Door;
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
 use crate::sys::watch::Watch;
-use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, RequesterId};
+use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
 
-use fetcher::Fetcher;
+use fetcher::{Fetcher, FetcherParts};
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
 use transport::{Chosen, PeerAddress};
@@ -69,22 +70,10 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest that a holder may take to answer a lend or a completion.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the data thread may take to say who is connected; it goes round every second at least.
-const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(2);
-
+/// How long after its last lease's deadline a node that leaves waits for that lease's end.
+const DRAIN_MARGIN: Duration = Duration::from_secs(1);
 /// How long each part of a node has to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// The state of a node at one moment.
-#[derive(Debug, Clone)]
-pub struct NodeSnapshot {
-    /// As `kvrail stat` shows it.
-    pub report: StatReport,
-    /// Peers and leases.
-    pub peers: PeerSnapshot,
-    /// Whether the registry answered the last call.
-    pub registry_up: bool,
-}
 
 /// How long a silent node stays listed in a registry on Redis, where no registry of its own decides.
 const REDIS_LEASE: Duration = Duration::from_secs(5);
@@ -114,6 +103,7 @@ pub struct Node {
     announcer: Announcer,
     reclaimer: Reclaimer,
     data: DataJoin,
+    lease_ttl: Duration,
 }
 
 impl Residents for Residency {
@@ -125,7 +115,7 @@ impl Residents for Residency {
     }
 
     fn load(&self) -> Load {
-        Load { pause_ms: self.pause_ms(), ..Load::default() }
+        self.lending_load()
     }
 
     fn digest(&self, partition: Partition) -> Option<u64> {
@@ -153,7 +143,8 @@ impl Node {
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
-        let chosen = Chosen::new(&options, &residency.pools)?;
+        let served = served(&options, &residency)?;
+        let chosen = Chosen::new(&options, &served)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
@@ -169,10 +160,10 @@ impl Node {
         let local = local_node(&identity, requester, &options.secret)?;
         let started = match chosen {
             Chosen::Verbs(fabric, regions) => {
-                start_data((*fabric, regions), local, &options, &residency)?
+                start_data((*fabric, regions, &served), local, &options, &residency)?
             }
             Chosen::Tcp(fabric, regions) => {
-                start_data((*fabric, regions), local, &options, &residency)?
+                start_data((*fabric, regions, &served), local, &options, &residency)?
             }
         };
         let StartedData { handle: data, thread, transport } = started;
@@ -188,7 +179,14 @@ impl Node {
             },
         });
         residency.connect(announcer.handle(), reclaimer.waker());
-        let fetcher = Arc::new(Fetcher::new(node, registry, data.clone(), clock, sink));
+        let fetcher = Arc::new(Fetcher::new(FetcherParts {
+            node,
+            registry,
+            data: data.clone(),
+            store: Arc::clone(&residency.store),
+            clock,
+            sink,
+        }));
         let inner = Arc::new(Inner {
             identity,
             requester,
@@ -207,7 +205,8 @@ impl Node {
             stopped.await.ok();
         });
         let door = tokio::spawn(serving);
-        Ok(Self { inner, listen, stop_door, door, announcer, reclaimer, data: thread })
+        let lease_ttl = options.lease.ttl;
+        Ok(Self { inner, listen, stop_door, door, announcer, reclaimer, data: thread, lease_ttl })
     }
 
     /// Where peers connect.
@@ -228,11 +227,17 @@ impl Node {
         "the data thread has ended: peers cannot be served any more".to_owned()
     }
 
-    /// Stops: no new leases, out of the registry, connections closed, threads joined.
+    /// Stops: no new leases, out of the registry, running leases to their end, connections closed,
+    /// threads joined.
     pub async fn shutdown(self) {
-        // A data thread that is gone needs no order to drain.
-        self.inner.data.drain().ok();
-        self.announcer.shutdown(true, STOP_TIMEOUT).await;
+        // New leases are refused from here on; running ones end by their readers, or by the deadline
+        // that they have now: none is renewed any more.
+        let ttl = self.lease_ttl + DRAIN_MARGIN;
+        let drained = tokio::time::timeout(ttl, self.inner.data.drain());
+        let left = self.announcer.shutdown(true, STOP_TIMEOUT);
+        if let (Err(_elapsed), ()) = tokio::join!(drained, left) {
+            tracing::warn!("some readers did not end their leases in time: they are cut off");
+        }
         // A door that has ended needs no order to.
         self.stop_door.send(()).ok();
         if tokio::time::timeout(STOP_TIMEOUT, self.door).await.is_err() {
@@ -245,84 +250,6 @@ impl Node {
             other => tracing::warn!(?other, "the data thread did not end well"),
         }
         drop(self.reclaimer);
-    }
-}
-
-impl Inner {
-    /// The node's state now.
-    pub async fn snapshot(&self) -> NodeSnapshot {
-        // A data thread that hangs is to be seen here, not waited for.
-        let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
-        let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
-        let stats = self.residency.count().await;
-        let announcer = self.announcer.state();
-        let pools = self.residency.pools.iter().map(|pool| {
-            let usage = pool.usage();
-            let free_bytes = usage.bytes.saturating_sub(usage.used);
-            PoolStat { id: pool.id().0, bytes: usage.bytes, free_bytes }
-        });
-        let report = StatReport {
-            node: NodeStat {
-                id: self.identity.node.to_string(),
-                epoch: self.identity.epoch.0,
-                requester: self.requester.to_string(),
-                address: self.identity.address.clone(),
-                policy: self.residency.store.config().policy.kind.to_string(),
-                transport: self.transport.to_owned(),
-                heartbeat_age_ms: millis(self.heartbeat_age()).into(),
-            },
-            pools: pools.collect(),
-            residents: ResidentStat {
-                blocks: stats.residents.into(),
-                bytes: stats.bytes,
-                pinned: stats.pinned.into(),
-                ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
-            },
-            requesters: peers
-                .leases
-                .iter()
-                .map(|usage| RequesterStat {
-                    name: usage.requester.to_string(),
-                    leases: usage.usage.leases,
-                    blocks: usage.usage.blocks,
-                    bytes: usage.usage.bytes,
-                })
-                .collect(),
-            registry: RegistryStat {
-                endpoint: self.registry_name.clone(),
-                state: if announcer.connected { "connected" } else { "unreachable" }.to_owned(),
-                pending: announcer.queued as u64,
-            },
-            peers: peers
-                .connected
-                .iter()
-                .map(|peer| PeerStat {
-                    id: peer.node.to_string(),
-                    requester: peer.requester.to_string(),
-                    state: "connected".to_owned(),
-                    transport: peer.transport.to_owned(),
-                })
-                .collect(),
-        };
-        NodeSnapshot { report, peers, registry_up: announcer.connected }
-    }
-
-    /// Whether the registry answered the last call.
-    #[must_use]
-    pub fn registry_up(&self) -> bool {
-        self.announcer.state().connected
-    }
-
-    /// Whether the data thread runs and goes round: the bound is [`crate::limits::HEARTBEAT_MAX`].
-    #[must_use]
-    pub fn is_alive(&self) -> bool {
-        self.data.is_alive() && self.data.heartbeat().is_steady(self.clock.now())
-    }
-
-    /// How long ago the data thread last went round.
-    #[must_use]
-    pub fn heartbeat_age(&self) -> Duration {
-        self.data.heartbeat().age(self.clock.now())
     }
 }
 
@@ -354,6 +281,24 @@ fn local_node(
     })
 }
 
+/// What peers may read: the pools, and last a page for those who probe the way here. That it is the last
+/// is how they know it. Where leases have keys of their own nothing is served without one, and probes
+/// ask for a message alone.
+fn served(options: &NodeOptions, residency: &Residency) -> Result<Vec<Arc<HostPool>>, NodeError> {
+    let mut served = residency.pools.clone();
+    if options.lease_windows {
+        return Ok(served);
+    }
+    served.push(HostPool::create(&PoolOptions {
+        id: PoolId(u16::MAX),
+        bytes: limits::PROBE_BYTES.into(),
+        huge_pages: None,
+        lock: false,
+        numa_node: None,
+    })?);
+    Ok(served)
+}
+
 /// A data thread that runs.
 #[derive(Debug)]
 struct StartedData {
@@ -364,7 +309,7 @@ struct StartedData {
 
 /// Starts the data thread on a fabric with which the pools are registered.
 fn start_data<F>(
-    (fabric, regions): (F, Vec<PoolRegion>),
+    (fabric, regions, served): (F, Vec<PoolRegion>, &[Arc<HostPool>]),
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
@@ -372,8 +317,7 @@ fn start_data<F>(
 where
     F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Watch + Send + 'static,
 {
-    let fabric =
-        transport::with_neighbours(fabric, (&regions, &residency.pools), options, local.node)?;
+    let fabric = transport::with_neighbours(fabric, (&regions, served), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
     let config = PeerConfig {
@@ -383,6 +327,8 @@ where
             transfer_timeout: options.transfer_timeout,
             answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
         },
+        pressure: pressure(options, residency.usage().bytes),
+        breaker: BreakerConfig::default(),
     };
     let store = Arc::clone(&residency.store);
     let sink = Arc::clone(&residency.sink);
@@ -392,6 +338,12 @@ where
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
     Ok(StartedData { handle, thread, transport: capabilities.transport })
+}
+
+/// Marks at the configured shares of the node's memory and leases.
+fn pressure(options: &NodeOptions, bytes: u64) -> Pressure {
+    let (high, low) = options.lease_watermarks;
+    Pressure::new(bytes, options.lease.leases_total as u64, (high, low))
 }
 
 fn registry(

@@ -66,6 +66,9 @@ pub struct NodeOptions {
     pub watermarks: Watermarks,
     /// As a holder.
     pub lease: LeaseConfig,
+    /// Percentages of the memory, and of the leases, that leases may take: nothing more is lent above
+    /// the first, and readers are asked to hold back above the second, lower one.
+    pub lease_watermarks: (u8, u8),
     /// As a requester: how long before the holder's deadline a lease is no longer used.
     pub lease_margin: Duration,
     /// The longest that the READs of one lease may take, beside what their bytes need.

@@ -1,7 +1,7 @@
 //! Memory and residents of one node: reserve, admit, evict. Shared by the data thread, the door and
 //! the reclaimer; no lock is held from one step to the next.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::evictions::Evictions;
@@ -16,7 +16,7 @@ use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
 use crate::sync::{Mutex, lock};
-use crate::types::{BlockKey, EvictionRank, Extent, ResidentCause};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, ResidentCause};
 
 /// Victims of one step of the reclaimer.
 const VICTIMS_PER_STEP: usize = 64;
@@ -62,6 +62,9 @@ pub(super) struct Residency {
     announcer: OnceLock<AnnouncerHandle>,
     reclaimer: OnceLock<ReclaimWaker>,
     evictions: Mutex<Evictions>,
+    /// What the data thread last said of its lending.
+    lent_bytes: AtomicU64,
+    lending_pause_ms: AtomicU32,
     /// By partition: the digest of the residents in it, which the registry compares with its own.
     digests: Box<[AtomicU64]>,
     /// Blocks stored so far.
@@ -89,6 +92,8 @@ impl Residency {
             announcer: OnceLock::new(),
             reclaimer: OnceLock::new(),
             evictions: Mutex::default(),
+            lent_bytes: AtomicU64::new(0),
+            lending_pause_ms: AtomicU32::new(0),
             digests: Partition::all().map(|_| AtomicU64::new(0)).collect(),
             stored: AtomicU64::new(0),
             stored_at: std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect(),
@@ -298,6 +303,19 @@ impl Residency {
 
     fn excess(&self) -> u64 {
         self.watermarks.excess(self.usage())
+    }
+
+    /// The data thread's load, for the registry and for whoever looks.
+    pub(super) fn note_load(&self, load: Load) {
+        // Relaxed: two numbers that stand for themselves.
+        self.lent_bytes.store(load.outstanding_bytes, Ordering::Relaxed);
+        self.lending_pause_ms.store(load.pause_ms, Ordering::Relaxed);
+    }
+
+    /// How busy this node is with what it lends.
+    pub(super) fn lending_load(&self) -> Load {
+        let pause_ms = self.lending_pause_ms.load(Ordering::Relaxed).max(self.pause_ms());
+        Load { outstanding_bytes: self.lent_bytes.load(Ordering::Relaxed), pause_ms }
     }
 
     /// How long others should hold back, milliseconds; 0 without pressure.

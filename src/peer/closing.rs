@@ -45,7 +45,8 @@ impl<L: Landing> Peers<L> {
         self.holder.handle_closed(on);
         let led_to = connection.led_to();
         let another = led_to.is_some_and(|node| self.leads_to(node));
-        self.requester.handle_closed(on, (scope, another), &*self.sink);
+        let told = (&*self.sink, now);
+        self.requester.handle_closed(on, (scope, another), told);
         self.settle(landing, now);
         if let Some(remote) = connection.remote() {
             self.sink.emit(Event::PeerDisconnected { scope });
@@ -60,7 +61,7 @@ impl<L: Landing> Peers<L> {
             }
         }
         if let Some(node) = led_to.filter(|_| !another) {
-            self.requester.handle_unreachable(node, scope, &*self.sink);
+            self.requester.handle_unreachable(node, scope, (&*self.sink, now));
         }
         self.finish_cuts(landing, now);
     }

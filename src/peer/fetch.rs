@@ -5,11 +5,13 @@ use std::time::Duration;
 use super::landing::{Landing, Published};
 use super::outbox::Outbox;
 use crate::fabric::ConnectionId;
+use crate::health::{Health, Suspended};
 use crate::protocol::{Loan, LoanEntry, Outcomes, RegionEntry};
 use crate::store::Found;
 use crate::transfer::{BlockRead, TransferId};
 use crate::types::{
-    BlockHash, BlockKey, EvictionRank, LeaseId, NamespaceId, NodeId, RequestId, Scope, Timestamp,
+    BlockHash, BlockKey, EvictionRank, LeaseId, Load, NamespaceId, NodeId, RequestId, Scope,
+    Timestamp,
 };
 
 /// A fetch, as its asker numbers it.
@@ -65,8 +67,10 @@ pub struct Fetched {
     pub node: NodeId,
     /// One outcome per hash, in the order asked.
     pub outcomes: Vec<FetchOutcome>,
-    /// How long to leave that owner alone, milliseconds.
-    pub pause_ms: u32,
+    /// What that owner last said about its load.
+    pub load: Load,
+    /// Why it is left alone, and until when.
+    pub suspended: Option<Suspended>,
 }
 
 /// What a loan said of a block that is being read.
@@ -102,10 +106,11 @@ pub(super) struct Granted<'a> {
     pub(super) request: RequestId,
     pub(super) lease: LeaseId,
     pub(super) ttl: Duration,
-    pub(super) pause_ms: u32,
     pub(super) loans: &'a [LoanEntry],
     /// What the peer said it lends from.
     pub(super) regions: &'a [RegionEntry],
+    /// How long reads of so many bytes may take.
+    pub(super) health: &'a Health,
 }
 
 /// The peer did what no honest peer does; its connection must be closed.
@@ -132,7 +137,8 @@ pub(super) struct Fetch<M> {
     pub(super) moved: bool,
     /// No renewal moves the reads beyond this.
     pub(super) reads_end: Timestamp,
-    pub(super) pause_ms: u32,
+    /// Until when its lend is held back, because the owner asked for that.
+    pub(super) held_until: Option<Timestamp>,
 }
 
 impl<M> Fetch<M> {
@@ -148,7 +154,7 @@ impl<M> Fetch<M> {
             deadline: now + timeout,
             moved: false,
             reads_end: now,
-            pause_ms: 0,
+            held_until: None,
         }
     }
 
@@ -161,6 +167,7 @@ impl<M> Fetch<M> {
     ) {
         outbox.lend(connection, id, self.request.namespace, &self.request.hashes);
         self.connection = Some(connection);
+        self.held_until = None;
         (self.lent, self.deadline) = (now, now + timeout);
         self.phase = Phase::Lending;
     }
@@ -215,7 +222,7 @@ impl<M> Fetch<M> {
                     FetchOutcome::Failed(Scope::Path)
                 }
                 Loan::NotFound => FetchOutcome::NotFound,
-                Loan::Busy => FetchOutcome::Busy,
+                Loan::Busy(_) => FetchOutcome::Busy,
                 Loan::Failed => FetchOutcome::Failed(Scope::Peer),
             };
         }
@@ -265,7 +272,8 @@ impl<M> Fetch<M> {
             id: self.request.id,
             node: self.request.node,
             outcomes: self.outcomes,
-            pause_ms: self.pause_ms,
+            load: Load::default(),
+            suspended: None,
         }
     }
 }

@@ -48,7 +48,10 @@ impl<L: Landing> Peers<L> {
             Ok(id) => {
                 self.connections.insert(id, Connection::new(State::Opening { node }, now));
             }
-            Err(scope) => self.requester.handle_unreachable(node, scope, &*self.sink),
+            Err(scope) => {
+                self.requester.handle_unreachable(node, scope, (&*self.sink, now));
+                self.judge(now);
+            }
         }
     }
 
@@ -91,7 +94,8 @@ impl<L: Landing> Peers<L> {
                 {
                     self.reject(on, RejectReason::Authentication);
                     // Nobody waits for a node that is not the one it should be.
-                    self.requester.handle_unreachable(node, Scope::Peer, &*self.sink);
+                    let told = (&*self.sink, now);
+                    self.requester.handle_unreachable(node, Scope::Peer, told);
                     return Ok(());
                 }
                 if self.is_superfluous(node) {
@@ -113,7 +117,10 @@ impl<L: Landing> Peers<L> {
                 let peer = Peer { connection: on, introduction: &hello, regions };
                 self.handle_proven(peer, landing, now);
             }
-            (Some(State::Greeting { .. }), Message::Reject { reason }) => {
+            (Some(&State::Greeting { node, .. }), Message::Reject { reason }) => {
+                if reason == RejectReason::Draining {
+                    self.health.handle_leaving(node, now);
+                }
                 self.close(on, Scope::Peer);
                 // The peer's own attempt is on its way: fetches wait for that one.
                 if reason == RejectReason::Duplicate
@@ -269,6 +276,7 @@ impl<L: Landing> Peers<L> {
         self.holder.supersede(requester, epoch);
         self.sink.emit(Event::PeerConnected);
         self.reject_rivals(node, requester);
+        self.health.handle_up(node);
         self.requester.handle_up(node, on, &mut self.outbox, now);
         for bytes in held {
             let result = match decode(&bytes) {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use super::connection::Remote;
 use super::landing::Landing;
 use super::outbox::{Context, Outbox};
+use super::pressure::Pressure;
 use super::windows::Windows;
 use crate::event::{Event, EventSink, LendRefusal};
 use crate::fabric::{ConnectionId, WindowId};
@@ -25,7 +26,8 @@ use crate::limits;
 use crate::protocol::{HashEntry, Loan, LoanEntry, Message, RanksStatus, millis};
 use crate::store::{Found, PinError, Store};
 use crate::types::{
-    BlockKey, LeaseId, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId, Timestamp,
+    BlockKey, LeaseId, Load, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId,
+    Timestamp,
 };
 
 /// A lend request, as it arrived.
@@ -41,6 +43,7 @@ pub(super) struct Lend<'a> {
 pub(super) struct Holder {
     store: Arc<Store>,
     leases: LeaseTable,
+    pressure: Pressure,
     sink: Arc<dyn EventSink>,
     windows: Windows,
     /// Requesters whose access is being cut, and until when the end of keys is waited for.
@@ -53,14 +56,14 @@ pub(super) struct Holder {
 
 impl Holder {
     pub(super) fn new(
-        config: LeaseConfig,
-        windows: u16,
+        (config, pressure, windows): (LeaseConfig, Pressure, u16),
         store: Arc<Store>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, LeaseConfigError> {
         Ok(Self {
             store,
             leases: LeaseTable::new(config, Arc::clone(&sink))?,
+            pressure,
             sink,
             windows: Windows::new(windows),
             cutting: Vec::new(),
@@ -87,7 +90,7 @@ impl Holder {
         let lease = if self.draining {
             let blocks = hashes.len() as u64;
             self.sink.emit(Event::LendRefused { reason: LendRefusal::Draining, blocks });
-            loans.resize(hashes.len(), Loan::Busy.into());
+            loans.resize(hashes.len(), Loan::Busy(LendRefusal::Draining).into());
             LeaseId::NONE
         } else {
             self.keys.clear();
@@ -97,8 +100,8 @@ impl Holder {
             self.store.pin_batch(&self.keys, &mut self.pinned);
             self.lend_pinned(remote, cx.landing, &mut loans, cx.now)
         };
-        let (ttl_ms, pause_ms) = (self.ttl_ms(), cx.landing.pause_ms());
-        let answer = Message::Lease { request, lease, ttl_ms, pause_ms, loans: &loans };
+        let (ttl_ms, load) = (self.ttl_ms(), self.load(cx.landing));
+        let answer = Message::Lease { request, lease, ttl_ms, load, loans: &loans };
         let runs = self.windows.settle(remote.connection, lease);
         cx.outbox.send_granted(remote.connection, &answer, runs);
         self.windows.begin();
@@ -113,39 +116,45 @@ impl Holder {
         loans: &mut Vec<LoanEntry>,
         now: Timestamp,
     ) -> LeaseId {
+        let mut room = self.pressure.room(self.leases.totals());
         let draft = self.leases.draft(remote.borrower(), self.pinned.len(), &*self.store);
-        let Ok(mut draft) = draft else {
-            for found in self.pinned.iter().flatten() {
-                Residents::unpin(&*self.store, found.id);
+        let mut draft = match draft {
+            Ok(draft) => draft,
+            Err(error) => {
+                refuse_all(&self.pinned, error.refusal(), &self.store, loans);
+                return LeaseId::NONE;
             }
-            let answer = |pinned: &Result<Found, PinError>| match pinned {
-                Err(PinError::NotFound) => Loan::NotFound,
-                _ => Loan::Busy,
-            };
-            loans.extend(self.pinned.iter().map(answer).map(LoanEntry::from));
-            return LeaseId::NONE;
         };
-        let (mut over_pinned, mut without_window) = (0, 0);
+        let (mut over_pinned, mut over_pressed, mut without_window) = (0, 0, 0);
         let reader = (remote.connection, remote.requester);
         for pinned in &self.pinned {
             let loan = match *pinned {
                 Ok(found) => match landing.remote(&found.payload.extent) {
+                    Some(span) if u64::from(span.len) > room => {
+                        draft.skip();
+                        Residents::unpin(&*self.store, found.id);
+                        over_pressed += 1;
+                        Loan::Busy(LendRefusal::Pressure)
+                    }
                     Some(span) if !self.windows.cover(reader, &span) => {
                         draft.skip();
                         Residents::unpin(&*self.store, found.id);
                         without_window += 1;
-                        Loan::Busy
+                        Loan::Busy(LendRefusal::Windows)
                     }
-                    Some(span) if draft.lend(found.id, span.len.into()).is_ok() => Loan::Ready {
-                        rank: found.rank,
-                        generation: found.id.generation,
-                        span,
-                        checksum: found.payload.checksum,
-                    },
+                    Some(span) if draft.lend(found.id, span.len.into()).is_ok() => {
+                        room -= u64::from(span.len);
+                        Loan::Ready {
+                            rank: found.rank,
+                            generation: found.id.generation,
+                            span,
+                            checksum: found.payload.checksum,
+                        }
+                    }
                     // Over quota; the draft has let go of the pin.
                     Some(span) => {
                         self.windows.uncover(remote.connection, &span);
-                        Loan::Busy
+                        Loan::Busy(LendRefusal::Quota)
                     }
                     None => {
                         draft.skip();
@@ -160,26 +169,35 @@ impl Holder {
                 Err(PinError::TooManyPins) => {
                     draft.skip();
                     over_pinned += 1;
-                    Loan::Busy
+                    Loan::Busy(LendRefusal::Pins)
                 }
             };
             loans.push(loan.into());
         }
-        let refused = [(LendRefusal::Pins, over_pinned), (LendRefusal::Windows, without_window)];
+        let refused = [
+            (LendRefusal::Pins, over_pinned),
+            (LendRefusal::Pressure, over_pressed),
+            (LendRefusal::Windows, without_window),
+        ];
         for (reason, blocks) in refused.into_iter().filter(|(_, blocks)| *blocks > 0) {
             self.sink.emit(Event::LendRefused { reason, blocks });
         }
         draft.grant(now)
     }
 
-    pub(super) fn handle_renew<L>(
+    pub(super) fn handle_renew<L: Landing>(
         &mut self,
         remote: &Remote,
         lease: LeaseId,
         cx: &mut Context<'_, L>,
     ) {
-        let renewed = self.leases.renew(lease, remote.borrower(), cx.now);
-        let answer = Message::Renewed { lease, ttl_ms: renewed.map_or(0, millis) };
+        // A node that leaves lets leases run to the end that they have, and no longer.
+        let renewed = match self.draining {
+            true => None,
+            false => self.leases.renew(lease, remote.borrower(), cx.now),
+        };
+        let (ttl_ms, load) = (renewed.map_or(0, millis), self.load(cx.landing));
+        let answer = Message::Renewed { lease, ttl_ms, load };
         cx.outbox.send(remote.connection, &answer);
     }
 
@@ -198,8 +216,8 @@ impl Holder {
         if status == RanksStatus::Recorded {
             self.windows.revoke(completion.lease, cx.outbox);
         }
-        let (lease, pause_ms) = (completion.lease, cx.landing.pause_ms());
-        let answer = Message::Ranks { lease, status, pause_ms, ranks: &self.ranks };
+        let (lease, load) = (completion.lease, self.load(cx.landing));
+        let answer = Message::Ranks { lease, status, load, ranks: &self.ranks };
         cx.outbox.send(remote.connection, &answer);
     }
 
@@ -299,8 +317,14 @@ impl Holder {
         self.leases.poll_timeout().into_iter().chain(limits).min()
     }
 
-    pub(super) fn leased_bytes(&self) -> u64 {
-        self.leases.totals().bytes
+    /// What all requesters hold.
+    pub(super) fn lent(&self) -> Usage {
+        self.leases.totals()
+    }
+
+    /// What every reply says.
+    pub(super) fn load<L: Landing>(&self, landing: &L) -> Load {
+        self.pressure.load(self.leases.totals(), landing.pause_ms())
     }
 
     /// What each requester holds.
@@ -312,4 +336,22 @@ impl Holder {
     fn ttl_ms(&self) -> u32 {
         millis(self.leases.config().ttl)
     }
+}
+
+/// Lets go of all pins and says why nothing is lent.
+fn refuse_all(
+    pinned: &[Result<Found, PinError>],
+    reason: LendRefusal,
+    store: &Store,
+    loans: &mut Vec<LoanEntry>,
+) {
+    for found in pinned.iter().flatten() {
+        Residents::unpin(store, found.id);
+    }
+    let answer = |pinned: &Result<Found, PinError>| match pinned {
+        Err(PinError::NotFound) => Loan::NotFound,
+        Err(PinError::TooManyPins) => Loan::Busy(LendRefusal::Pins),
+        Ok(_) => Loan::Busy(reason),
+    };
+    loans.extend(pinned.iter().map(answer).map(LoanEntry::from));
 }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use crate::fabric::{RegisteredSpan, RemoteSpan};
 use crate::store::Found;
-use crate::types::{BlockKey, EvictionRank, Extent};
+use crate::types::{BlockKey, EvictionRank, Extent, Load};
 
 /// What became of a block that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,11 @@ pub trait Landing {
     /// What a peer is told to read for a resident's extent; `None` where it is not registered.
     fn remote(&self, extent: &Extent) -> Option<RemoteSpan>;
 
-    /// How long requesters should hold back, milliseconds; 0 without pressure.
+    /// How long requesters should hold back for the sake of memory, milliseconds; 0 without pressure.
     fn pause_ms(&self) -> u32;
+
+    /// How busy this node is now with what it lends, for whoever else wants to know.
+    fn note_load(&self, load: Load) {
+        let _ = load;
+    }
 }

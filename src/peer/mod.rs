@@ -15,6 +15,8 @@
 //! expired leases where leases have keys of their own.
 #![forbid(unsafe_code)]
 
+mod asked;
+mod care;
 mod closing;
 mod connection;
 mod fetch;
@@ -22,8 +24,11 @@ mod handshake;
 mod holder;
 mod landing;
 mod outbox;
+mod pressure;
+mod probe;
 mod requester;
 mod requesters;
+mod settle;
 mod stall;
 mod windows;
 #[cfg(test)]
@@ -36,21 +41,27 @@ use std::time::Duration;
 pub use fetch::{FetchId, FetchOutcome, FetchRequest, Fetched};
 pub use landing::{Landing, Published};
 pub use outbox::Output;
+pub use pressure::Pressure;
 pub use requester::RequesterConfig;
 
-use crate::event::EventSink;
-use crate::fabric::{Capabilities, ConnectionId, FabricEvent, ReadBatch, RemoteSpan};
-use crate::lease::{Borrower, Completion, LeaseConfig, LeaseConfigError, Usage};
+use crate::event::{Event, EventSink, LendRefusal};
+use crate::fabric::{
+    Capabilities, CompletionStatus, ConnectionId, FabricEvent, ReadBatch, RemoteSpan,
+};
+use crate::health::{BreakerConfig, Health, Nic};
+use crate::lease::{LeaseConfig, LeaseConfigError, Usage};
 use crate::limits;
 use crate::protocol::{
-    DecodeError, Message, RegionEntry, RejectReason, SecretKey, decode, set_loan_keys,
+    DecodeError, GoodbyeReason, Loan, Message, RegionEntry, RejectReason, SecretKey, decode,
+    set_loan_keys,
 };
 use crate::store::Store;
 use crate::transfer::Transfers;
-use crate::types::{NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
-use connection::{Connection, Remote, State};
+use crate::types::{Load, NodeEpoch, NodeId, RequesterId, Scope, Timestamp};
+use asked::{handle_asked, load_of};
+use connection::{Connection, State};
 use fetch::{Granted, Violation};
-use holder::{Holder, Lend};
+use holder::Holder;
 use outbox::{Context, Outbox};
 use requester::Requester;
 use requesters::Requesters;
@@ -79,6 +90,10 @@ pub struct PeerConfig {
     pub lease: LeaseConfig,
     /// As a requester.
     pub requester: RequesterConfig,
+    /// When readers of this node hold back.
+    pub pressure: Pressure,
+    /// When others are left alone.
+    pub breaker: BreakerConfig,
 }
 
 /// What one requester holds of this node now.
@@ -103,6 +118,9 @@ pub struct Peers<L: Landing> {
     holder: Holder,
     requester: Requester<L>,
     outbox: Outbox,
+    health: Health,
+    /// The load that [`Landing::note_load`] was last given.
+    told: Option<Load>,
     draining: bool,
 }
 
@@ -125,7 +143,11 @@ impl<L: Landing> Peers<L> {
         let transfers = Transfers::new(capabilities);
         Ok(Self {
             requester: Requester::new(config.requester, local.epoch, transfers),
-            holder: Holder::new(config.lease, capabilities.windows, store, Arc::clone(&sink))?,
+            holder: Holder::new(
+                (config.lease, config.pressure, capabilities.windows),
+                store,
+                Arc::clone(&sink),
+            )?,
             local,
             nonces: 0,
             sink,
@@ -133,6 +155,8 @@ impl<L: Landing> Peers<L> {
             dialing: Vec::new(),
             requesters: Requesters::default(),
             outbox: Outbox::default(),
+            health: Health::new(config.breaker),
+            told: None,
             draining: false,
         })
     }
@@ -140,8 +164,15 @@ impl<L: Landing> Peers<L> {
     /// Takes a fetch. [`Self::poll_fetched`] answers it.
     pub fn fetch(&mut self, request: FetchRequest, now: Timestamp) {
         let node = request.node;
+        if let Err(suspended) = self.health.ask(node, now) {
+            return self.requester.refuse(request, suspended, now);
+        }
         let up = self.up_to(node);
-        self.requester.fetch(request, up, &mut self.outbox, now);
+        let held = self.health.paused(node, now);
+        if held.is_some() {
+            self.sink.emit(Event::PauseObeyed);
+        }
+        self.requester.fetch(request, (up, held), &mut self.outbox, now);
         if up.is_none() && self.requester.waits_for(node) {
             self.dial(node);
         }
@@ -164,10 +195,7 @@ impl<L: Landing> Peers<L> {
     /// The connection to `node` that is up.
     #[must_use]
     pub fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
-        self.connections.iter().find_map(|(id, connection)| match &connection.state {
-            State::Up { remote } if remote.node == node => Some(*id),
-            _ => None,
-        })
+        up_to(&self.connections, node)
     }
 
     /// Takes an event of the fabric; `bytes` are those of a message event, else empty.
@@ -190,6 +218,15 @@ impl<L: Landing> Peers<L> {
                 if let Some(connection) = self.connections.get_mut(&completion.connection) {
                     connection.heard = now;
                 }
+                match completion.status {
+                    CompletionStatus::LocalProtection => {
+                        self.health.handle_own_fault(Nic::default(), now);
+                    }
+                    CompletionStatus::Success => {
+                        self.health.handle_own_success(Nic::default(), now);
+                    }
+                    _ => {}
+                }
                 self.requester.handle_completion(&completion, &*self.sink, now);
                 self.break_and_settle(Scope::Path, landing, now);
             }
@@ -201,6 +238,7 @@ impl<L: Landing> Peers<L> {
                 self.handle_closed(connection, reason, landing, now);
             }
         }
+        self.tend(landing, now);
     }
 
     fn handle_message(&mut self, on: ConnectionId, bytes: &[u8], landing: &mut L, now: Timestamp) {
@@ -245,21 +283,33 @@ impl<L: Landing> Peers<L> {
         };
         let (outbox, sink) = (&mut self.outbox, &*self.sink);
         let cx = &mut Context { landing, outbox, sink, now };
+        if let Some(load) = load_of(&message) {
+            self.health.handle_load(remote.node, load, now);
+        }
         match message {
-            Message::Lease { request, lease, ttl_ms, pause_ms, loans } => {
+            Message::Lease { request, lease, ttl_ms, loans, .. } => {
                 let ttl = Duration::from_millis(ttl_ms.into());
-                let regions = &remote.regions;
-                let granted =
-                    Granted { connection: on, request, lease, ttl, pause_ms, loans, regions };
+                let leaves = Loan::Busy(LendRefusal::Draining);
+                if loans.iter().any(|entry| entry.loan() == leaves) {
+                    self.health.handle_leaving(remote.node, now);
+                }
+                let (connection, regions, health) = (on, &remote.regions, &self.health);
+                let granted = Granted { connection, request, lease, ttl, loans, regions, health };
                 self.requester.handle_lease(&granted, cx)?;
             }
-            Message::Renewed { lease, ttl_ms } => {
+            Message::Renewed { lease, ttl_ms, .. } => {
                 self.requester.handle_renewed(on, lease, Duration::from_millis(ttl_ms.into()));
             }
             Message::Ranks { lease, ranks, .. } => {
                 self.requester.handle_ranks(on, lease, ranks, cx.landing);
             }
-            Message::Pong { .. } => {}
+            Message::Pong { token, .. } => {
+                self.requester.handle_pong((on, token), &remote.regions, cx);
+            }
+            Message::Goodbye { reason: GoodbyeReason::Shutdown } => {
+                self.health.handle_leaving(remote.node, now);
+                self.close(on, Scope::Peer);
+            }
             // An acceptor may refuse what follows from our proof when we are up already.
             Message::Goodbye { .. } | Message::Reject { .. } => self.close(on, Scope::Peer),
             Message::Hello(_) | Message::Welcome { .. } | Message::Confirm { .. } => {
@@ -273,11 +323,20 @@ impl<L: Landing> Peers<L> {
     /// Deadlines: of fetches, leases, handshakes and silent peers.
     pub fn handle_timeout(&mut self, landing: &mut L, now: Timestamp) {
         self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
+        self.resume_held(now);
         self.break_and_settle(Scope::Path, landing, now);
         self.check_silence(now);
         self.cut_overdue(now);
         self.cut_expired(now);
         self.finish_cuts(landing, now);
+        self.begin_probes(now);
+        self.tend(landing, now);
+    }
+
+    /// Lends whose holder's pause is over.
+    fn resume_held(&mut self, now: Timestamp) {
+        let connections = &self.connections;
+        self.requester.resume(|node| up_to(connections, node), &mut self.outbox, now);
     }
 
     fn break_and_settle(&mut self, scope: Scope, landing: &mut L, now: Timestamp) {
@@ -349,7 +408,10 @@ impl<L: Landing> Peers<L> {
 
     /// A fetch that is over.
     pub fn poll_fetched(&mut self) -> Option<Fetched> {
-        self.requester.poll_fetched()
+        let mut fetched = self.requester.poll_fetched()?;
+        fetched.load = self.health.load(fetched.node);
+        fetched.suspended = self.health.suspended(fetched.node);
+        Some(fetched)
     }
 
     /// When [`Self::handle_timeout`] must be called at the latest.
@@ -363,7 +425,9 @@ impl<L: Landing> Peers<L> {
             State::Closing { .. } => None,
             _ => Some(connection.opened + limits::HANDSHAKE_TIMEOUT),
         });
-        pings.chain(self.requester.poll_timeout()).chain(self.holder.poll_timeout()).min()
+        let probes = if self.draining { None } else { self.health.poll_timeout() };
+        let requester = self.requester.poll_timeout();
+        pings.chain(requester).chain(self.holder.poll_timeout()).chain(probes).min()
     }
 
     /// No new leases and connections from now on; those that run go on.
@@ -394,29 +458,10 @@ impl<L: Landing> Peers<L> {
     }
 }
 
-/// What a requester asks of this node as a holder.
-fn handle_asked<L: Landing>(
-    holder: &mut Holder,
-    remote: &Remote,
-    asked: Message<'_>,
-    cx: &mut Context<'_, L>,
-) {
-    match asked {
-        Message::Lend { request, namespace, hashes } => {
-            holder.handle_lend(remote, &Lend { request, namespace, hashes }, cx);
-        }
-        Message::Renew { lease } => holder.handle_renew(remote, lease, cx),
-        Message::Complete { lease, epoch, outcomes } => {
-            let borrower = Borrower { epoch, ..remote.borrower() };
-            let (count, bitmap) = (outcomes.count(), outcomes.bitmap());
-            holder.handle_complete(remote, &Completion { borrower, lease, count, bitmap }, cx);
-        }
-        Message::Abort { lease, .. } => holder.handle_abort(remote, lease, cx.outbox),
-        Message::Ping { token } => {
-            let (pause_ms, outstanding_bytes) = (cx.landing.pause_ms(), holder.leased_bytes());
-            let pong = Message::Pong { token, pause_ms, outstanding_bytes };
-            cx.outbox.send(remote.connection, &pong);
-        }
-        _ => {}
-    }
+/// The connection to a node that is up.
+fn up_to(connections: &BTreeMap<ConnectionId, Connection>, node: NodeId) -> Option<ConnectionId> {
+    connections.iter().find_map(|(id, connection)| match &connection.state {
+        State::Up { remote } if remote.node == node => Some(*id),
+        _ => None,
+    })
 }

@@ -19,11 +19,14 @@ use std::time::Duration;
 use super::fetch::{Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Violation};
 use super::landing::Landing;
 use super::outbox::{Context, Outbox};
+use super::probe::Probes;
+use super::settle::{Replay, owe};
 use crate::event::{Event, EventSink};
-use crate::fabric::{Completion, ConnectionId, ReadBatch};
+use crate::fabric::{Completion, CompletionStatus, ConnectionId, ReadBatch};
+use crate::health::{Cause, Suspended, Verdict};
 use crate::limits;
-use crate::protocol::{AbortReason, Message, Outcomes, rank};
-use crate::transfer::{FinishedBlock, TransferId, Transfers};
+use crate::protocol::{AbortReason, Message, Outcomes};
+use crate::transfer::{FinishedBlock, Transfers};
 use crate::types::{LeaseId, NodeEpoch, NodeId, RequestId, Scope, Timestamp};
 
 /// Deadlines of a requester.
@@ -32,39 +35,37 @@ pub struct RequesterConfig {
     /// How long before the holder's deadline a lease is no longer used. Covers the difference in
     /// rate of two clocks over one lease, and the time a posted READ takes to leave the NIC.
     pub lease_margin: Duration,
-    /// The longest that READs of one lease may take, beside what their bytes need.
+    /// The longest that READs of one lease may take, as long as nothing is known of the holder's rate.
+    /// Once there is a measure, a transfer has a floor of 2 s and ten times what its bytes need at that
+    /// rate, and never more than this.
     pub transfer_timeout: Duration,
     /// The longest that a holder may take to answer a lend or a completion.
     pub answer_timeout: Duration,
 }
 
-/// The slowest rate that is not yet a failure: a transfer's deadline grows by its bytes over this.
-const SLOWEST_BYTES_PER_SECOND: u64 = 16 << 20;
+/// Connections with refused keys that are remembered until what ran on them is settled.
+const STALE_MAX: usize = 16;
 
-/// Completions kept for the next connection to their node. One more drops the oldest, whose rank
-/// step is then lost: eviction quality, never data.
-const REPLAYS_MAX: usize = 64;
-
-#[derive(Debug)]
-struct Replay {
-    node: NodeId,
-    lease: LeaseId,
-    count: u16,
-    bitmap: Vec<u8>,
-}
+/// Where events go, and the time.
+pub(super) type Told<'a> = (&'a dyn EventSink, Timestamp);
 
 /// The fetches of one data thread.
 #[derive(Debug)]
 pub(super) struct Requester<L: Landing> {
-    config: RequesterConfig,
-    epoch: NodeEpoch,
-    fetches: BTreeMap<RequestId, Fetch<L::Memory>>,
+    pub(super) config: RequesterConfig,
+    pub(super) epoch: NodeEpoch,
+    pub(super) fetches: BTreeMap<RequestId, Fetch<L::Memory>>,
     next_request: u64,
-    transfers: Transfers<L::Memory>,
-    replays: VecDeque<Replay>,
-    done: VecDeque<Fetched>,
-    finished: Vec<FinishedBlock<L::Memory>>,
-    bitmap: Vec<u8>,
+    pub(super) transfers: Transfers<L::Memory>,
+    pub(super) replays: VecDeque<Replay>,
+    pub(super) done: VecDeque<Fetched>,
+    pub(super) finished: Vec<FinishedBlock<L::Memory>>,
+    pub(super) bitmap: Vec<u8>,
+    /// Connections on which keys were refused; a few of the latest.
+    pub(super) stale: VecDeque<ConnectionId>,
+    pub(super) probes: Probes,
+    /// How things ended that were asked of peers, for their health.
+    pub(super) verdicts: Vec<(NodeId, Verdict)>,
 }
 
 impl<L: Landing> Requester<L> {
@@ -83,14 +84,18 @@ impl<L: Landing> Requester<L> {
             done: VecDeque::new(),
             finished: Vec::new(),
             bitmap: Vec::new(),
+            stale: VecDeque::new(),
+            probes: Probes::default(),
+            verdicts: Vec::new(),
         }
     }
 
-    /// Takes a fetch; over `connection` at once, or when one to its node is up.
+    /// Takes a fetch; over `connection` at once, or when one to its node is up, but not before
+    /// `held_until`.
     pub(super) fn fetch(
         &mut self,
         request: FetchRequest,
-        connection: Option<ConnectionId>,
+        (connection, held_until): (Option<ConnectionId>, Option<Timestamp>),
         outbox: &mut Outbox,
         now: Timestamp,
     ) {
@@ -103,10 +108,42 @@ impl<L: Landing> Requester<L> {
             self.done.push_back(fetch.finished());
             return;
         }
-        if let Some(connection) = connection {
+        if let Some(until) = held_until {
+            fetch.held_until = held_until;
+            fetch.deadline = until + timeout;
+        } else if let Some(connection) = connection {
             fetch.lend(id, (connection, timeout), outbox, now);
         }
         self.fetches.insert(id, fetch);
+    }
+
+    /// Answers a fetch from a peer that is left alone.
+    pub(super) fn refuse(&mut self, request: FetchRequest, suspended: Suspended, now: Timestamp) {
+        let mut fetch = Fetch::<L::Memory>::new(request, now, Duration::ZERO);
+        fetch.outcomes.fill(match suspended.scope {
+            Scope::Request => FetchOutcome::Busy,
+            scope => FetchOutcome::Failed(scope),
+        });
+        self.done.push_back(fetch.finished());
+    }
+
+    /// Lends that were held back and may go now: over the connection that `up_to` knows, or the next
+    /// one.
+    pub(super) fn resume(
+        &mut self,
+        up_to: impl Fn(NodeId) -> Option<ConnectionId>,
+        outbox: &mut Outbox,
+        now: Timestamp,
+    ) {
+        let timeout = self.config.answer_timeout;
+        for (id, fetch) in &mut self.fetches {
+            if fetch.held_until.take_if(|until| *until <= now).is_some()
+                && matches!(fetch.phase, Phase::Waiting)
+                && let Some(connection) = up_to(fetch.request.node)
+            {
+                fetch.lend(*id, (connection, timeout), outbox, now);
+            }
+        }
     }
 
     /// Whether a fetch waits for a connection to this node.
@@ -139,17 +176,24 @@ impl<L: Landing> Requester<L> {
         outbox.send(connection, &Message::Abort { lease: LeaseId::NONE, reason });
         let timeout = self.config.answer_timeout;
         for (id, fetch) in &mut self.fetches {
-            if fetch.request.node == node && matches!(fetch.phase, Phase::Waiting) {
+            let waits = matches!(fetch.phase, Phase::Waiting) && fetch.held_until.is_none();
+            if fetch.request.node == node && waits {
                 fetch.lend(*id, (connection, timeout), outbox, now);
             }
         }
     }
 
     /// No connection to `node` can be made: its waiting fetches fail.
-    pub(super) fn handle_unreachable(&mut self, node: NodeId, scope: Scope, sink: &dyn EventSink) {
-        self.fail_where(scope, sink, |fetch| {
+    pub(super) fn handle_unreachable(&mut self, node: NodeId, scope: Scope, told: Told<'_>) {
+        let cause = match scope {
+            Scope::Path => Cause::Unreachable,
+            Scope::Peer | Scope::Request => Cause::Refused,
+            Scope::Local => Cause::Own,
+        };
+        self.fail_where((scope, Some(cause)), told, |fetch| {
             fetch.request.node == node && matches!(fetch.phase, Phase::Waiting)
         });
+        self.probes.fail(cause, |probe| probe.waits_for(node));
     }
 
     /// A connection is gone, and its last completion was polled. Where another one to the same node
@@ -158,16 +202,23 @@ impl<L: Landing> Requester<L> {
         &mut self,
         connection: ConnectionId,
         (scope, another): (Scope, bool),
-        sink: &dyn EventSink,
+        told: Told<'_>,
     ) {
         self.transfers.handle_closed(connection, scope);
+        let cause = match scope {
+            Scope::Path => Some(Cause::Broken),
+            Scope::Peer | Scope::Request => Some(Cause::Refused),
+            // We closed it ourselves, for a reason that has its own verdict.
+            Scope::Local => None,
+        };
+        self.probes.fail(cause.unwrap_or(Cause::Own), |probe| probe.asks_on(connection));
         let lending = self.fetches.values_mut().filter(|fetch| {
             fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Lending)
         });
         for fetch in lending.filter(|fetch| another && !fetch.moved) {
             (fetch.phase, fetch.connection, fetch.moved) = (Phase::Waiting, None, true);
         }
-        self.fail_where(scope, sink, |fetch| {
+        self.fail_where((scope, cause), told, |fetch| {
             fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Lending)
         });
         for fetch in self.fetches.values_mut().filter(|f| f.connection == Some(connection)) {
@@ -180,14 +231,18 @@ impl<L: Landing> Requester<L> {
 
     fn fail_where(
         &mut self,
-        scope: Scope,
-        sink: &dyn EventSink,
+        (scope, cause): (Scope, Option<Cause>),
+        (sink, now): Told<'_>,
         which: impl Fn(&Fetch<L::Memory>) -> bool,
     ) {
         for (_, mut fetch) in self.fetches.extract_if(.., |_, fetch| which(fetch)) {
             fetch.outcomes.fill(FetchOutcome::Failed(scope));
             let blocks = fetch.outcomes.len() as u64;
             sink.emit(Event::TransferFailed { blocks, scope });
+            if let Some(cause) = cause {
+                let waited = now.since(fetch.lent);
+                self.verdicts.push((fetch.request.node, Verdict::Failed { cause, waited }));
+            }
             self.done.push_back(fetch.finished());
         }
     }
@@ -216,15 +271,18 @@ impl<L: Landing> Requester<L> {
             return Ok(());
         };
         fetch.lease = granted.lease;
-        fetch.pause_ms = granted.pause_ms;
+        let node = fetch.request.node;
         let (reads, wanted) = fetch.accept(granted, cx.landing)?;
         let bytes: u64 = reads.iter().map(|(read, _)| u64::from(read.remote.len)).sum();
-        let allowance = Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
-        fetch.reads_end = cx.now + self.config.transfer_timeout + allowance;
+        let allowance = granted.health.allowance(node, bytes, self.config.transfer_timeout);
+        fetch.reads_end = cx.now + allowance;
         let until = lease_end(fetch.lent, granted.ttl, self.config.lease_margin);
         let until = until.min(fetch.reads_end);
         if reads.is_empty() || until <= cx.now {
             let late = !reads.is_empty();
+            let (cause, waited) = (Cause::NoAnswer, cx.now.since(fetch.lent));
+            let verdict = if late { Verdict::Failed { cause, waited } } else { Verdict::Answered };
+            self.verdicts.push((node, verdict));
             abort(cx.outbox, if late { AbortReason::Late } else { AbortReason::NoMemory });
             if let Some(fetch) = self.fetches.remove(&granted.request) {
                 self.done.push_back(fetch.finished());
@@ -271,6 +329,14 @@ impl<L: Landing> Requester<L> {
         sink: &dyn EventSink,
         now: Timestamp,
     ) {
+        if completion.status == CompletionStatus::RemoteAccess
+            && !self.stale.contains(&completion.connection)
+        {
+            if self.stale.len() == STALE_MAX {
+                self.stale.pop_front();
+            }
+            self.stale.push_back(completion.connection);
+        }
         if !self.transfers.handle_completion(completion, now) {
             sink.emit(Event::StaleCompletion);
         }
@@ -281,59 +347,6 @@ impl<L: Landing> Requester<L> {
         self.transfers.poll_break()
     }
 
-    /// Ends what can end: verifies and completes transfers that are over, and publishes what landed
-    /// where the holder can no longer answer.
-    pub(super) fn settle(&mut self, cx: &mut Context<'_, L>) {
-        let mut blocks = std::mem::take(&mut self.finished);
-        while let Some(finished) = self.transfers.poll_finished(&mut blocks) {
-            let reading = |fetch: &&mut Fetch<_>| fetch.reads(finished.id);
-            if let Some(fetch) = self.fetches.values_mut().find(reading) {
-                verify(fetch, &mut blocks, cx);
-                fetch.deadline = cx.now + self.config.answer_timeout;
-                let count = fetch.pack_outcomes(&mut self.bitmap);
-                match (fetch.connection, Outcomes::new(count, &self.bitmap)) {
-                    (Some(connection), Some(outcomes)) => {
-                        let (lease, epoch) = (fetch.lease, self.epoch);
-                        let message = Message::Complete { lease, epoch, outcomes };
-                        cx.outbox.send(connection, &message);
-                    }
-                    _ => owe(&mut self.replays, fetch),
-                }
-            }
-            blocks.clear();
-        }
-        self.finished = blocks;
-        let over = self.fetches.extract_if(.., |_, fetch| match &fetch.phase {
-            Phase::Completing { landed } => landed.is_empty() || fetch.connection.is_none(),
-            _ => false,
-        });
-        for (_, mut fetch) in over {
-            fetch.publish(cx.landing, |_| None);
-            self.done.push_back(fetch.finished());
-        }
-    }
-
-    /// The holder's answer to a completion: the rank that each block starts with here.
-    pub(super) fn handle_ranks(
-        &mut self,
-        on: ConnectionId,
-        lease: LeaseId,
-        ranks: &[u8],
-        landing: &mut L,
-    ) {
-        let answered = self.fetches.iter_mut().find(|(_, fetch)| {
-            fetch.lease == lease
-                && fetch.connection == Some(on)
-                && matches!(fetch.phase, Phase::Completing { .. })
-        });
-        if let Some((&id, fetch)) = answered {
-            fetch.publish(landing, |at| ranks.get(usize::from(at)).copied().and_then(rank));
-            if let Some(fetch) = self.fetches.remove(&id) {
-                self.done.push_back(fetch.finished());
-            }
-        }
-    }
-
     /// Renewals, and answers that did not come.
     pub(super) fn handle_timeout(
         &mut self,
@@ -342,7 +355,8 @@ impl<L: Landing> Requester<L> {
         now: Timestamp,
     ) {
         self.transfers.handle_timeout(Scope::Path, now);
-        self.fail_where(Scope::Path, sink, |fetch| {
+        self.probes.fail(Cause::NoAnswer, |probe| probe.is_late(now));
+        self.fail_where((Scope::Path, Some(Cause::NoAnswer)), (sink, now), |fetch| {
             matches!(fetch.phase, Phase::Waiting | Phase::Lending) && fetch.deadline <= now
         });
         for fetch in self.fetches.values_mut() {
@@ -380,14 +394,19 @@ impl<L: Landing> Requester<L> {
                 self.transfers.extend(*transfer, until);
             }
         }
+        self.probes.put_off(late);
         self.transfers.handle_timeout(Scope::Local, now);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        let own = self.fetches.values().map(|fetch| fetch.renewal().unwrap_or(fetch.deadline));
+        let own = self
+            .fetches
+            .values()
+            .map(|fetch| fetch.held_until.or(fetch.renewal()).unwrap_or(fetch.deadline));
         // A refused post may have ended a transfer outside of any event.
         let over = self.transfers.has_finished().then_some(Timestamp::ZERO);
-        own.chain(self.transfers.poll_timeout()).chain(over).min()
+        let probes = self.probes.poll_timeout();
+        own.chain(self.transfers.poll_timeout()).chain(over).chain(probes).min()
     }
 
     pub(super) fn unfinished(&self) -> usize {
@@ -399,60 +418,7 @@ impl<L: Landing> Requester<L> {
     }
 }
 
-impl<M> Fetch<M> {
-    fn reads(&self, id: TransferId) -> bool {
-        matches!(&self.phase, Phase::Reading { transfer, .. } if *transfer == id)
-    }
-}
-
-/// Sorts the blocks of a finished transfer into what landed whole and what failed.
-fn verify<L: Landing>(
-    fetch: &mut Fetch<L::Memory>,
-    blocks: &mut Vec<FinishedBlock<L::Memory>>,
-    cx: &Context<'_, L>,
-) {
-    let nothing = Phase::Completing { landed: Vec::with_capacity(blocks.len()) };
-    let Phase::Reading { wanted, .. } = std::mem::replace(&mut fetch.phase, nothing) else {
-        return;
-    };
-    let (mut landed, mut bytes) = (Vec::with_capacity(blocks.len()), 0);
-    for (want, block) in wanted.into_iter().zip(blocks.drain(..)) {
-        let outcome = block.outcome.and_then(|()| {
-            if cx.landing.checksum(&block.destination) == want.checksum {
-                return Ok(());
-            }
-            cx.sink.emit(Event::ChecksumMismatch);
-            Err(Scope::Peer)
-        });
-        match outcome {
-            Ok(()) => {
-                bytes += u64::from(cx.landing.span(&block.destination).len);
-                landed.push((want, block.destination));
-            }
-            Err(scope) => {
-                cx.sink.emit(Event::TransferFailed { blocks: 1, scope });
-                fetch.set(want.position, FetchOutcome::Failed(scope));
-            }
-        }
-    }
-    if !landed.is_empty() {
-        let (blocks, took) = (landed.len() as u64, cx.now.since(fetch.lent));
-        cx.sink.emit(Event::TransferSucceeded { blocks, bytes, took });
-    }
-    fetch.phase = Phase::Completing { landed };
-}
-
 /// When a requester stops using a lease: counted from before it asked, less the margin.
 fn lease_end(asked: Timestamp, ttl: Duration, margin: Duration) -> Timestamp {
     asked + ttl.saturating_sub(margin)
-}
-
-/// Keeps a completion for the next connection to its holder.
-fn owe<M>(replays: &mut VecDeque<Replay>, fetch: &Fetch<M>) {
-    if replays.len() >= REPLAYS_MAX {
-        replays.pop_front();
-    }
-    let mut bitmap = Vec::new();
-    let count = fetch.pack_outcomes(&mut bitmap);
-    replays.push_back(Replay { node: fetch.request.node, lease: fetch.lease, count, bitmap });
 }

@@ -7,7 +7,7 @@ use super::{
     PROTOCOL_VERSION, Proof, RanksStatus, RegionEntry, RejectReason, wire,
 };
 use crate::limits;
-use crate::types::{LeaseId, NamespaceId, NodeEpoch, NodeId, RequestId, RequesterId, Scope};
+use crate::types::{LeaseId, Load, NamespaceId, NodeEpoch, NodeId, RequestId, RequesterId, Scope};
 
 /// Why bytes are no message. The sender is at fault: its connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +62,12 @@ impl DecodeError {
     #[must_use]
     pub const fn scope(&self) -> Scope {
         Scope::Peer
+    }
+}
+
+impl From<&wire::Load> for Load {
+    fn from(load: &wire::Load) -> Self {
+        Self { outstanding_bytes: load.outstanding_bytes.get(), pause_ms: load.pause_ms.get() }
     }
 }
 
@@ -251,7 +257,7 @@ impl<'a> Body<'a> {
             request: RequestId(wire.request.get()),
             lease,
             ttl_ms: wire.ttl_ms.get(),
-            pause_ms: wire.pause_ms.get(),
+            load: Load::from(&wire.load),
             loans,
         })
     }
@@ -264,8 +270,11 @@ impl<'a> Body<'a> {
 
     fn renewed(&mut self) -> Result<Message<'a>, DecodeError> {
         let wire = self.take::<wire::Renewed>()?;
-        self.zero(&wire.reserved)?;
-        Ok(Message::Renewed { lease: self.some_lease(wire.lease)?, ttl_ms: wire.ttl_ms.get() })
+        Ok(Message::Renewed {
+            lease: self.some_lease(wire.lease)?,
+            ttl_ms: wire.ttl_ms.get(),
+            load: Load::from(&wire.load),
+        })
     }
 
     fn complete(&mut self) -> Result<Message<'a>, DecodeError> {
@@ -295,7 +304,7 @@ impl<'a> Body<'a> {
         Ok(Message::Ranks {
             lease: self.some_lease(wire.lease)?,
             status,
-            pause_ms: wire.pause_ms.get(),
+            load: Load::from(&wire.load),
             ranks,
         })
     }
@@ -317,11 +326,6 @@ impl<'a> Body<'a> {
 
     fn pong(&mut self) -> Result<Message<'a>, DecodeError> {
         let wire = self.take::<wire::Pong>()?;
-        self.zero(&wire.reserved)?;
-        Ok(Message::Pong {
-            token: wire.token.get(),
-            pause_ms: wire.pause_ms.get(),
-            outstanding_bytes: wire.outstanding_bytes.get(),
-        })
+        Ok(Message::Pong { token: wire.token.get(), load: Load::from(&wire.load) })
     }
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::fabric::RemoteSpan;
 use crate::limits;
-use crate::types::{LeaseId, NamespaceId, NodeEpoch, RequestId};
+use crate::types::{LeaseId, Load, NamespaceId, NodeEpoch, RequestId};
 
 impl Introduction {
     pub(super) fn to_wire(self) -> wire::Introduction {
@@ -23,6 +23,15 @@ impl Introduction {
             requester_len: u8::try_from(name.len()).unwrap_or(u8::MAX),
             reserved: [0; 7],
             requester,
+        }
+    }
+}
+
+impl Load {
+    fn to_wire(self) -> wire::Load {
+        wire::Load {
+            outstanding_bytes: self.outstanding_bytes.into(),
+            pause_ms: self.pause_ms.into(),
         }
     }
 }
@@ -66,12 +75,12 @@ impl Message<'_> {
             Self::Lend { request, namespace, hashes } => {
                 append_lend(out, request, namespace, hashes)
             }
-            Self::Lease { request, lease, ttl_ms, pause_ms, loans } => {
+            Self::Lease { request, lease, ttl_ms, load, loans } => {
                 let body = wire::Lease {
                     request: request.0.into(),
                     lease: lease.0.into(),
                     ttl_ms: ttl_ms.into(),
-                    pause_ms: pause_ms.into(),
+                    load: load.to_wire(),
                     count: count(loans),
                     reserved: [0; 6],
                 };
@@ -79,17 +88,17 @@ impl Message<'_> {
                 out.extend_from_slice(cast_slice(loans));
             }
             Self::Renew { lease } => append(out, &wire::U64::from(lease.0)),
-            Self::Renewed { lease, ttl_ms } => append_renewed(out, lease, ttl_ms),
+            Self::Renewed { lease, ttl_ms, load } => append_renewed(out, lease, ttl_ms, load),
             Self::Complete { lease, epoch, outcomes } => {
                 append_complete(out, lease, epoch, outcomes)
             }
-            Self::Ranks { lease, status, pause_ms, ranks } => {
-                append_ranks(out, lease, status, pause_ms, ranks)
+            Self::Ranks { lease, status, load, ranks } => {
+                append_ranks(out, lease, status, load, ranks)
             }
             Self::Abort { lease, reason } => append_abort(out, lease, reason),
             Self::Ping { token } => append(out, &wire::U64::from(token)),
-            Self::Pong { token, pause_ms, outstanding_bytes } => {
-                append_pong(out, token, pause_ms, outstanding_bytes)
+            Self::Pong { token, load } => {
+                append(out, &wire::Pong { token: token.into(), load: load.to_wire() });
             }
             Self::Goodbye { reason } => append_reason(out, reason.code()),
         }
@@ -139,8 +148,8 @@ fn append_lend(
     out.extend_from_slice(cast_slice(hashes));
 }
 
-fn append_renewed(out: &mut Vec<u8>, lease: LeaseId, ttl_ms: u32) {
-    let body = wire::Renewed { lease: lease.0.into(), ttl_ms: ttl_ms.into(), reserved: [0; 4] };
+fn append_renewed(out: &mut Vec<u8>, lease: LeaseId, ttl_ms: u32, load: Load) {
+    let body = wire::Renewed { lease: lease.0.into(), ttl_ms: ttl_ms.into(), load: load.to_wire() };
     append(out, &body);
 }
 
@@ -155,16 +164,10 @@ fn append_complete(out: &mut Vec<u8>, lease: LeaseId, epoch: NodeEpoch, outcomes
     out.extend_from_slice(outcomes.bitmap());
 }
 
-fn append_ranks(
-    out: &mut Vec<u8>,
-    lease: LeaseId,
-    status: RanksStatus,
-    pause_ms: u32,
-    ranks: &[u8],
-) {
+fn append_ranks(out: &mut Vec<u8>, lease: LeaseId, status: RanksStatus, load: Load, ranks: &[u8]) {
     let body = wire::Ranks {
         lease: lease.0.into(),
-        pause_ms: pause_ms.into(),
+        load: load.to_wire(),
         count: count(ranks),
         status: status.code(),
         reserved: [0; 1],
@@ -175,15 +178,5 @@ fn append_ranks(
 
 fn append_abort(out: &mut Vec<u8>, lease: LeaseId, reason: AbortReason) {
     let body = wire::Abort { lease: lease.0.into(), reason: reason.code(), reserved: [0; 7] };
-    append(out, &body);
-}
-
-fn append_pong(out: &mut Vec<u8>, token: u64, pause_ms: u32, outstanding_bytes: u64) {
-    let body = wire::Pong {
-        token: token.into(),
-        outstanding_bytes: outstanding_bytes.into(),
-        pause_ms: pause_ms.into(),
-        reserved: [0; 4],
-    };
     append(out, &body);
 }

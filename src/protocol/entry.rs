@@ -6,6 +6,7 @@ use std::fmt;
 use bytemuck::{Pod, Zeroable};
 
 use super::wire;
+use crate::event::LendRefusal;
 use crate::fabric::{Region, RemoteSpan};
 use crate::limits;
 use crate::types::{BlockHash, EvictionRank, Generation};
@@ -126,8 +127,8 @@ pub enum Loan {
     },
     /// Not resident here.
     NotFound,
-    /// Resident, but it may not be pinned now: ask again after the pause.
-    Busy,
+    /// Resident, but it is not lent now.
+    Busy(LendRefusal),
     /// The holder could not lend it for a fault of its own.
     Failed,
 }
@@ -144,6 +145,21 @@ const READY: u8 = 1;
 const NOT_FOUND: u8 = 2;
 const BUSY: u8 = 3;
 const FAILED: u8 = 4;
+
+const fn refusal_code(reason: LendRefusal) -> u8 {
+    match reason {
+        LendRefusal::Quota => 1,
+        LendRefusal::Pins => 2,
+        LendRefusal::Draining => 3,
+        LendRefusal::Pressure => 4,
+        LendRefusal::Leases => 5,
+        LendRefusal::Windows => 6,
+    }
+}
+
+fn refusal(code: u8) -> Option<LendRefusal> {
+    LendRefusal::ALL.into_iter().find(|reason| refusal_code(*reason) == code)
+}
 
 /// A [`Loan`] as it travels: 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -166,7 +182,7 @@ impl LoanEntry {
                 checksum: self.0.checksum.get(),
             },
             NOT_FOUND => Loan::NotFound,
-            BUSY => Loan::Busy,
+            BUSY => refusal(self.0.refusal).map_or(Loan::Failed, Loan::Busy),
             _ => Loan::Failed,
         }
     }
@@ -189,7 +205,7 @@ impl LoanEntry {
                 (limits::BLOCK_BYTES_MIN..=limits::BLOCK_BYTES_MAX).contains(&span.len)
                     && span.address.checked_add(u64::from(span.len)).is_some()
             }
-            Loan::NotFound | Loan::Busy | Loan::Failed => true,
+            Loan::NotFound | Loan::Busy(_) | Loan::Failed => true,
         };
         within && *self == Self::from(loan)
     }
@@ -201,9 +217,12 @@ impl From<Loan> for LoanEntry {
         entry.status = match loan {
             Loan::Ready { .. } => READY,
             Loan::NotFound => NOT_FOUND,
-            Loan::Busy => BUSY,
+            Loan::Busy(_) => BUSY,
             Loan::Failed => FAILED,
         };
+        if let Loan::Busy(reason) = loan {
+            entry.refusal = refusal_code(reason);
+        }
         if let Loan::Ready { rank, generation, span, checksum } = loan {
             entry.rank = rank.get();
             entry.generation = generation.0.into();

@@ -35,10 +35,12 @@ pub use kind::{AbortReason, GoodbyeReason, Kind, RanksStatus, RejectReason};
 use std::time::Duration;
 
 use crate::limits;
-use crate::types::{EvictionRank, LeaseId, NamespaceId, NodeEpoch, NodeId, RequestId, RequesterId};
+use crate::types::{
+    EvictionRank, LeaseId, Load, NamespaceId, NodeEpoch, NodeId, RequestId, RequesterId,
+};
 
 /// The version that this build speaks; it is in every message.
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 
 /// How a `Hello` begins, so that a stray client is told apart from a node of another version.
 pub const MAGIC: [u8; 8] = *b"kvrail\r\n";
@@ -114,8 +116,8 @@ pub enum Message<'a> {
         lease: LeaseId,
         /// Milliseconds from the holder's grant to its end.
         ttl_ms: u32,
-        /// Milliseconds that the requester must wait before it asks for more.
-        pause_ms: u32,
+        /// How busy the holder is.
+        load: Load,
         /// One per hash, in its order.
         loans: &'a [LoanEntry],
     },
@@ -128,8 +130,11 @@ pub enum Message<'a> {
     Renewed {
         /// The lease.
         lease: LeaseId,
-        /// Milliseconds from the holder's renewal to the new end; 0 where the lease is unknown.
+        /// Milliseconds from the holder's renewal to the new end; 0 where the lease is unknown, or
+        /// the holder is shutting down.
         ttl_ms: u32,
+        /// How busy the holder is.
+        load: Load,
     },
     /// Ends a lease: says which blocks arrived.
     Complete {
@@ -146,8 +151,8 @@ pub enum Message<'a> {
         lease: LeaseId,
         /// How the completion was taken.
         status: RanksStatus,
-        /// Milliseconds that the requester must wait before it asks for more.
-        pause_ms: u32,
+        /// How busy the holder is.
+        load: Load,
         /// One per loan, in its order: the rank before the step, 0 for none ([`rank`]). Empty
         /// where the lease is unknown.
         ranks: &'a [u8],
@@ -168,10 +173,8 @@ pub enum Message<'a> {
     Pong {
         /// The ping's token.
         token: u64,
-        /// Milliseconds that the peer must wait before it asks for more.
-        pause_ms: u32,
-        /// Bytes that the sender has lent and not got back.
-        outstanding_bytes: u64,
+        /// How busy the sender is.
+        load: Load,
     },
     /// The sender closes the connection next.
     Goodbye {

@@ -76,6 +76,13 @@ pub(super) struct Reason {
     pub(super) reserved: [u8; 7],
 }
 
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Load {
+    pub(super) outstanding_bytes: U64,
+    pub(super) pause_ms: U32,
+}
+
 /// Then `count` hashes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -93,7 +100,7 @@ pub(super) struct Lease {
     pub(super) request: U64,
     pub(super) lease: U64,
     pub(super) ttl_ms: U32,
-    pub(super) pause_ms: U32,
+    pub(super) load: Load,
     pub(super) count: U16,
     pub(super) reserved: [u8; 6],
 }
@@ -103,7 +110,7 @@ pub(super) struct Lease {
 pub(super) struct Renewed {
     pub(super) lease: U64,
     pub(super) ttl_ms: U32,
-    pub(super) reserved: [u8; 4],
+    pub(super) load: Load,
 }
 
 /// Then the bitmap of `count` bits.
@@ -121,7 +128,7 @@ pub(super) struct Complete {
 #[repr(C)]
 pub(super) struct Ranks {
     pub(super) lease: U64,
-    pub(super) pause_ms: U32,
+    pub(super) load: Load,
     pub(super) count: U16,
     pub(super) status: u8,
     pub(super) reserved: [u8; 1],
@@ -139,9 +146,7 @@ pub(super) struct Abort {
 #[repr(C)]
 pub(super) struct Pong {
     pub(super) token: U64,
-    pub(super) outstanding_bytes: U64,
-    pub(super) pause_ms: U32,
-    pub(super) reserved: [u8; 4],
+    pub(super) load: Load,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -164,7 +169,8 @@ pub(super) struct Hash {
 pub(super) struct Loan {
     pub(super) status: u8,
     pub(super) rank: u8,
-    pub(super) reserved: [u8; 2],
+    pub(super) refusal: u8,
+    pub(super) reserved: [u8; 1],
     pub(super) generation: U32,
     pub(super) rkey: U32,
     pub(super) len: U32,

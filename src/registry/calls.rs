@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::fingerprint::{Partition, PartitionDigest};
-use crate::types::{BlockKey, NodeEpoch, NodeId};
+use crate::types::{BlockKey, Load, NodeEpoch, NodeId};
 
 /// A node as it registers and as plans name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,15 +19,6 @@ pub struct NodeIdentity {
 /// One start of a registry. Another one knows nothing of what was announced before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegistryEpoch(pub u64);
-
-/// What a node says about itself with a heartbeat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Load {
-    /// Bytes that it has lent and that are still being read.
-    pub outstanding_bytes: u64,
-    /// How long askers should spare it, milliseconds; 0 where it is not under pressure.
-    pub pause_ms: u32,
-}
 
 /// What a heartbeat is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

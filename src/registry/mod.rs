@@ -36,12 +36,14 @@ use std::pin::Pin;
 use std::time::Duration;
 
 pub use calls::{
-    Announced, Batch, Beat, Heartbeat, Load, Missing, NodeIdentity, Plan, PlanQuery, Presence,
+    Announced, Batch, Beat, Heartbeat, Missing, NodeIdentity, Plan, PlanQuery, Presence,
     Registration, RegistryEpoch, Segment, Stamp, Withdrawn,
 };
 pub use directory::{Directory, DirectoryOptions, DirectoryStats};
 pub use fingerprint::{Fingerprint, Partition, PartitionDigest};
 pub use in_process::InProcess;
+
+pub use crate::types::Load;
 pub(crate) use plan::assemble_plan;
 
 use crate::limits;

@@ -18,9 +18,10 @@ use super::clock::Clock;
 use super::heartbeat::{Heartbeat, Rounds};
 use super::rejections::{By, Rejections};
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
+use crate::health::Entry;
 use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
-use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope};
+use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope, Timestamp};
 
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
@@ -43,6 +44,10 @@ pub struct PeerSnapshot {
     pub connected: Vec<ConnectedPeer>,
     /// What each requester holds.
     pub leases: Vec<LeaseUsage>,
+    /// The health of peers, paths and this node's NICs.
+    pub health: Vec<Entry>,
+    /// When this was so.
+    pub at: Timestamp,
 }
 
 /// Asks the data thread for something.
@@ -58,7 +63,13 @@ enum Command<E> {
     Snapshot {
         answer: oneshot::Sender<PeerSnapshot>,
     },
-    Drain,
+    ResetHealth {
+        node: Option<NodeId>,
+        answer: oneshot::Sender<u32>,
+    },
+    Drain {
+        drained: oneshot::Sender<()>,
+    },
     Stop,
 }
 
@@ -116,12 +127,25 @@ impl<E> DataHandle<E> {
         snapshot.await.map_err(|_gone| Stopped)
     }
 
-    /// No new leases and connections from now on.
+    /// Forgets what speaks against one peer, or against all; how many breakers were not closed.
     ///
     /// # Errors
     /// [`Stopped`].
-    pub fn drain(&self) -> Result<(), Stopped> {
-        self.send(Command::Drain)
+    pub async fn reset_health(&self, node: Option<NodeId>) -> Result<u32, Stopped> {
+        let (answer, reset) = oneshot::channel();
+        self.send(Command::ResetHealth { node, answer })?;
+        reset.await.map_err(|_gone| Stopped)
+    }
+
+    /// No new leases and connections from now on; done when the last lease has ended, by its reader or
+    /// by its deadline.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub async fn drain(&self) -> Result<(), Stopped> {
+        let (drained, done) = oneshot::channel();
+        self.send(Command::Drain { drained })?;
+        done.await.map_err(|_gone| Stopped)
     }
 
     /// Closes all connections and ends the thread.
@@ -191,6 +215,7 @@ where
         next_fetch: 0,
         reads: ReadBatch::default(),
         rejections: Rejections::default(),
+        drained: None,
         stopping: false,
     };
     let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(move || {
@@ -212,6 +237,8 @@ struct DataThread<F: Fabric, L: Landing> {
     next_fetch: u64,
     reads: ReadBatch,
     rejections: Rejections,
+    /// Who waits for the last lease to end.
+    drained: Option<oneshot::Sender<()>>,
     stopping: bool,
 }
 
@@ -222,6 +249,10 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
         loop {
             self.take_commands();
             self.carry_out();
+            if let Some(drained) = self.drained.take_if(|_| self.peers.leases_out() == 0) {
+                // Whoever does not wait any more stops the thread next.
+                drained.send(()).ok();
+            }
             if self.stopping {
                 return Ok(());
             }
@@ -269,11 +300,20 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     let snapshot = PeerSnapshot {
                         connected: self.connected().collect(),
                         leases: self.peers.lease_usage().collect(),
+                        health: self.peers.health(self.clock.now()).collect(),
+                        at: self.clock.now(),
                     };
                     // An asker that is gone needs no answer.
                     answer.send(snapshot).ok();
                 }
-                Command::Drain => self.peers.drain(),
+                Command::ResetHealth { node, answer } => {
+                    let reset = self.peers.reset_health(node, self.clock.now());
+                    answer.send(reset).ok();
+                }
+                Command::Drain { drained } => {
+                    self.peers.drain();
+                    self.drained = Some(drained);
+                }
                 Command::Stop => {
                     self.peers.shut_down();
                     self.stopping = true;

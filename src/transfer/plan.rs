@@ -42,6 +42,11 @@ pub fn plan(
     for (index, block) in blocks.iter().enumerate() {
         // At most LEND_BLOCKS_MAX blocks, which fits by the assertion in `limits`.
         let index = u16::try_from(index).unwrap_or(u16::MAX);
+        if block.remote.len == 0 {
+            // A READ of nothing: it asks whether the way is open, and fills no segment.
+            let (remote, segments) = (block.remote, 0);
+            reads.push(PlannedRead { remote, segments, first_block: index, last_block: index });
+        }
         let mut done = 0;
         while done < block.remote.len {
             let rest = RemoteSpan {
@@ -73,7 +78,8 @@ fn extend(
     let Some(read) = reads.last_mut() else {
         return 0;
     };
-    let follows = read.remote.rkey == remote.rkey
+    let follows = read.remote.len > 0
+        && read.remote.rkey == remote.rkey
         && read.remote.address + u64::from(read.remote.len) == remote.address;
     let room = capabilities.read_bytes.saturating_sub(read.remote.len).min(remote.len);
     if !follows || room == 0 {

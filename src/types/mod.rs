@@ -14,6 +14,6 @@ pub use block::{
     BlockHash, BlockKey, Extent, Generation, Namespace, NamespaceId, PoolId, ResidentId, WordError,
 };
 pub use fault::Scope;
-pub use node::{LeaseId, NodeEpoch, NodeId, RequestId, RequesterId, RequesterIndex};
+pub use node::{LeaseId, Load, NodeEpoch, NodeId, RequestId, RequesterId, RequesterIndex};
 pub use rank::{EvictionRank, PolicyKind, ResidentCause};
 pub use time::Timestamp;

@@ -80,6 +80,16 @@ impl fmt::Display for RequesterId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequesterIndex(pub u16);
 
+/// How busy a holder is. It says so in each reply to a peer and to the registry, so that readers choose
+/// the least busy owner and hold back where they must.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Bytes that it has lent and not got back.
+    pub outstanding_bytes: u64,
+    /// How long askers should spare it, milliseconds; 0 where it is not under pressure.
+    pub pause_ms: u32,
+}
+
 /// A lend request, numbered by its requester; unique within one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);

@@ -11,7 +11,7 @@
 
 mod krate {
     pub(crate) use kvrail::{
-        event, fabric, lease, memory, peer, policy, protocol, sim, store, types,
+        event, fabric, health, lease, limits, memory, peer, policy, protocol, sim, store, types,
     };
 }
 

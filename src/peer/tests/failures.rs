@@ -12,7 +12,7 @@ use crate::peer::{FetchOutcome, LocalNode, Peers};
 use crate::policy::Policy;
 use crate::protocol::{AbortReason, Loan, LoanEntry, Message, RanksStatus, SecretKey};
 use crate::store::{Store, StoreConfig};
-use crate::types::{EvictionRank, Generation, LeaseId, NodeEpoch, RequestId, Scope};
+use crate::types::{EvictionRank, Generation, LeaseId, Load, NodeEpoch, RequestId, Scope};
 
 const A: usize = 0;
 const B: usize = 1;
@@ -79,7 +79,7 @@ fn a_holder_that_does_not_answer_a_completion_does_not_hold_the_blocks_back() {
     assert!(waited <= cluster.shape.peers.requester.answer_timeout, "{waited:?}");
     // A late answer finds nothing to move.
     let status = RanksStatus::Recorded;
-    holder.say(on, &Message::Ranks { lease, status, pause_ms: 0, ranks: &[7] });
+    holder.say(on, &Message::Ranks { lease, status, load: Load::default(), ranks: &[7] });
     cluster.run_for(Duration::from_millis(20));
     assert_eq!(cluster.node(B).rank(1), 3);
 }
@@ -143,7 +143,8 @@ fn grant(
         checksum: checksum_bytes(&bytes),
     })];
     let (lease, ttl_ms) = (LeaseId(77), u32::try_from(ttl.as_millis()).unwrap());
-    holder.say(on, &Message::Lease { request, lease, ttl_ms, pause_ms: 0, loans: &loans });
+    holder
+        .say(on, &Message::Lease { request, lease, ttl_ms, load: Load::default(), loans: &loans });
     request
 }
 
@@ -298,7 +299,10 @@ fn a_holder_that_does_not_answer_a_lend_fails_the_fetch_at_its_deadline() {
         checksum: 0,
     };
     let (lease, loans) = (LeaseId(5), [LoanEntry::from(loan)]);
-    holder.say(on, &Message::Lease { request, lease, ttl_ms: 9000, pause_ms: 0, loans: &loans });
+    holder.say(
+        on,
+        &Message::Lease { request, lease, ttl_ms: 9000, load: Load::default(), loans: &loans },
+    );
     let abort = |m: &Message<'_>| matches!(m, Message::Abort { lease: LeaseId(5), .. });
     holder.hear_a(&mut cluster, on, abort);
     assert!(cluster.network.landing(endpoint(B)).is_empty());
@@ -332,7 +336,10 @@ fn a_loan_outside_of_the_holders_regions_closes_the_connection() {
     let (rank, generation) = (EvictionRank::FIRST, Generation(1));
     let loans = [LoanEntry::from(Loan::Ready { rank, generation, span, checksum: 0 })];
     let lease = LeaseId(5);
-    holder.say(on, &Message::Lease { request, lease, ttl_ms: 900, pause_ms: 0, loans: &loans });
+    holder.say(
+        on,
+        &Message::Lease { request, lease, ttl_ms: 900, load: Load::default(), loans: &loans },
+    );
     let fetched = cluster.finish(B, id);
     assert!(is_failed(&fetched.outcomes[0], Scope::Peer), "{fetched:?}");
     assert_eq!(cluster.node(B).log.count(|event| *event == Event::ProtocolViolation), 1);

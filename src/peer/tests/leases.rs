@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::cluster::{Cluster, Shape, endpoint, is_ready, node_id};
 use super::stranger::{Said, Stranger};
-use crate::event::{Event, LeaseEnd};
+use crate::event::{Event, LeaseEnd, LendRefusal};
 use crate::fabric::{CompletionStatus, RemoteSpan};
 use crate::peer::FetchOutcome;
 use crate::protocol::{AbortReason, Loan, LoanEntry, Message, Outcomes, RanksStatus};
@@ -17,6 +17,13 @@ const C: usize = 2;
 fn ranks_of(said: &Said) -> (RanksStatus, Vec<u8>) {
     match said.message() {
         Message::Ranks { status, ranks, .. } => (status, ranks.to_vec()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn renewed(said: &Said) -> (LeaseId, u32) {
+    match said.message() {
+        Message::Renewed { lease, ttl_ms, .. } => (lease, ttl_ms),
         other => panic!("{other:?}"),
     }
 }
@@ -102,7 +109,7 @@ fn a_completion_of_another_requesters_lease_moves_no_rank() {
     thief.say(other, &Message::Abort { lease, reason: AbortReason::Cancelled });
     thief.say(other, &Message::Renew { lease });
     let said = thief.hear(&mut cluster, other);
-    assert_eq!(said.message(), Message::Renewed { lease, ttl_ms: 0 });
+    assert_eq!(renewed(&said), (lease, 0));
     assert_eq!((cluster.node(A).rank(1), cluster.node(A).pins(1)), (1, 1));
     let said = stranger.complete(&mut cluster, on, lease, &[true]);
     assert_eq!(ranks_of(&said), (RanksStatus::Recorded, vec![1]));
@@ -220,14 +227,14 @@ fn a_renewed_lease_lasts_another_period_and_an_expired_one_is_not_renewed() {
         cluster.run_for(Duration::from_millis(700));
         stranger.say(on, &Message::Renew { lease });
         let said = stranger.hear_a(&mut cluster, on, |m| matches!(m, Message::Renewed { .. }));
-        assert_eq!(said.message(), Message::Renewed { lease, ttl_ms: 1000 });
+        assert_eq!(renewed(&said), (lease, 1000));
     }
     assert_eq!(cluster.node(A).pins(1), 1);
     stranger.closed(&mut cluster, on);
     let on = stranger.shake_hands(&mut cluster, A);
     stranger.say(on, &Message::Renew { lease });
     let said = stranger.hear_a(&mut cluster, on, |m| matches!(m, Message::Renewed { .. }));
-    assert_eq!(said.message(), Message::Renewed { lease, ttl_ms: 0 });
+    assert_eq!(renewed(&said), (lease, 0));
 }
 
 #[test]
@@ -288,7 +295,8 @@ fn a_requesters_quota_is_answered_busy_and_leaves_room_for_others() {
     stranger.lend(&mut cluster, on, &[2]);
     let (none, loans) = stranger.lend(&mut cluster, on, &[3, 9]);
     assert_eq!(none, LeaseId::NONE);
-    assert_eq!(loans.iter().map(LoanEntry::loan).collect::<Vec<_>>(), [Loan::Busy, Loan::NotFound]);
+    let refused = [Loan::Busy(LendRefusal::Quota), Loan::NotFound];
+    assert_eq!(loans.iter().map(LoanEntry::loan).collect::<Vec<_>>(), refused);
     assert_eq!(cluster.node(A).pins(3), 0);
     assert!(is_ready(&cluster.fetch(B, A, &[3])[0]));
     stranger.complete(&mut cluster, on, first, &[true]);
@@ -302,9 +310,15 @@ fn a_draining_node_answers_busy_and_lets_running_leases_end() {
     let (lease, _) = stranger.lend(&mut cluster, on, &[1]);
     cluster.node_mut(A).peers.drain();
     let (none, loans) = stranger.lend(&mut cluster, on, &[2]);
-    assert_eq!((none, loans[0].loan()), (LeaseId::NONE, Loan::Busy));
+    assert_eq!((none, loans[0].loan()), (LeaseId::NONE, Loan::Busy(LendRefusal::Draining)));
+    // The lease ends by its reader or by the deadline that it has.
+    stranger.say(on, &Message::Renew { lease });
+    let said = stranger.hear_a(&mut cluster, on, |m| matches!(m, Message::Renewed { .. }));
+    assert_eq!(renewed(&said), (lease, 0));
+    assert_eq!(cluster.node(A).peers.leases_out(), 1);
     let said = stranger.complete(&mut cluster, on, lease, &[true]);
     assert_eq!(ranks_of(&said), (RanksStatus::Recorded, vec![1]));
+    assert_eq!(cluster.node(A).peers.leases_out(), 0);
 }
 
 #[test]
@@ -314,6 +328,6 @@ fn a_holder_under_pressure_says_how_long_to_wait() {
     cluster.node_mut(A).landing.pause_ms = 25;
     let id = cluster.begin_fetch(B, A, &[1]);
     let fetched = cluster.finish(B, id);
-    assert_eq!((fetched.pause_ms, fetched.node), (25, node_id(A)));
+    assert_eq!((fetched.load.pause_ms, fetched.node), (25, node_id(A)));
     assert!(matches!(fetched.outcomes[0], FetchOutcome::Ready { .. }));
 }

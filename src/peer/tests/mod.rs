@@ -2,13 +2,14 @@
 
 mod krate {
     pub(super) use crate::{
-        event, fabric, lease, memory, peer, policy, protocol, sim, store, types,
+        event, fabric, health, lease, limits, memory, peer, policy, protocol, sim, store, types,
     };
 }
 
 mod cluster;
 mod failures;
 mod handshake;
+mod health;
 mod leases;
 mod reads;
 mod stalls;

@@ -8,6 +8,7 @@ use crate::fabric::{
     Access, CloseReason, CompletionStatus, ConnectionId, EventBatch, Fabric, FabricEvent,
     ReadBatch, ReadWork, Region, RegisteredSpan, RemoteSpan, WrId,
 };
+use crate::limits::PROBE_BYTES;
 use crate::memory::{HostPool, PoolOptions};
 use crate::protocol::{
     HashEntry, Introduction, LoanEntry, Message, Outcomes, RegionEntry, Role, SecretKey, decode,
@@ -39,14 +40,18 @@ impl Said {
 impl Stranger {
     /// A stranger at the place of node `at`, which the cluster does not run.
     pub(super) fn new(cluster: &Cluster, at: usize) -> Self {
+        Self::with_memory(cluster, at, 16 << 10)
+    }
+
+    /// One whose whole memory is a page for probes.
+    pub(super) fn with_probe_page(cluster: &Cluster, at: usize) -> Self {
+        Self::with_memory(cluster, at, PROBE_BYTES.into())
+    }
+
+    fn with_memory(cluster: &Cluster, at: usize, bytes: u64) -> Self {
         let mut fabric = cluster.network.fabric(endpoint(at));
-        let options = PoolOptions {
-            id: PoolId(0),
-            bytes: 16 << 10,
-            huge_pages: None,
-            lock: false,
-            numa_node: None,
-        };
+        let options =
+            PoolOptions { id: PoolId(0), bytes, huge_pages: None, lock: false, numa_node: None };
         let pool = HostPool::create(&options).unwrap();
         let region = fabric.register(Arc::clone(pool.mapping()), Access::RemoteRead).unwrap();
         Self {

@@ -37,7 +37,8 @@ fn holder(shape: Shape) -> (Cluster, Stranger, ConnectionId) {
 fn renew(stranger: &mut Stranger, cluster: &mut Cluster, on: ConnectionId, lease: LeaseId) {
     stranger.say(on, &Message::Renew { lease });
     let said = stranger.hear_a(cluster, on, |m| matches!(m, Message::Renewed { .. }));
-    assert_eq!(said.message(), Message::Renewed { lease, ttl_ms: 1000 });
+    let renewed = said.message();
+    assert!(matches!(renewed, Message::Renewed { ttl_ms: 1000, .. }), "{renewed:?}");
 }
 
 #[test]
@@ -93,7 +94,8 @@ fn loans_without_a_window_are_busy_until_one_is_free() {
     assert_ne!(keys[0], keys[1]);
     let (none, loans) = stranger.lend(&mut cluster, on, &[2, 9]);
     assert_eq!(none, LeaseId::NONE);
-    assert_eq!(loans.iter().map(LoanEntry::loan).collect::<Vec<_>>(), [Loan::Busy, Loan::NotFound]);
+    let refused = [Loan::Busy(LendRefusal::Windows), Loan::NotFound];
+    assert_eq!(loans.iter().map(LoanEntry::loan).collect::<Vec<_>>(), refused);
     assert_eq!((cluster.node(A).pins(2), cluster.node(A).leases()), (0, 1));
     let refused = Event::LendRefused { reason: LendRefusal::Windows, blocks: 1 };
     assert_eq!(cluster.node(A).log.count(|event| *event == refused), 1);

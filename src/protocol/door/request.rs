@@ -85,6 +85,12 @@ pub enum Request {
         /// Only evictions with a greater sequence; 0 for all.
         since: u64,
     },
+    /// Forgets what speaks against a peer, or against all peers and the node's NICs. Answered by
+    /// [`super::Reply::Done`] with the number of breakers that were not closed.
+    ResetHealth {
+        /// The peer; all where there is none.
+        node: Option<NodeId>,
+    },
 }
 
 mod kind {
@@ -99,6 +105,7 @@ mod kind {
     pub(super) const STAT: u8 = 0x09;
     pub(super) const LIST: u8 = 0x0a;
     pub(super) const EVICTIONS: u8 = 0x0b;
+    pub(super) const RESET_HEALTH: u8 = 0x0c;
 }
 
 /// Where an acquisition looks for blocks.
@@ -144,6 +151,14 @@ impl AcquireWire {
     }
 }
 
+/// `ResetHealth`; the node is zero unless it is named.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ResetWire {
+    named: u8,
+    node: [u8; 16],
+}
+
 /// The head of `Publish`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -182,6 +197,7 @@ impl Request {
             Self::Stat => kind::STAT,
             Self::List { .. } => kind::LIST,
             Self::Evictions { .. } => kind::EVICTIONS,
+            Self::ResetHealth { .. } => kind::RESET_HEALTH,
         }
     }
 
@@ -234,6 +250,13 @@ impl Request {
                 writer.head(&U64::new(*since));
                 Ok(())
             }
+            Self::ResetHealth { node } => {
+                writer.head(&ResetWire {
+                    named: u8::from(node.is_some()),
+                    node: node.map_or(NOBODY, |node| node.0),
+                });
+                Ok(())
+            }
         }
     }
 
@@ -284,6 +307,7 @@ impl Request {
                 let since = reader.head::<U64>()?.get();
                 reader.end().map(|()| Self::Evictions { since })
             }
+            kind::RESET_HEALTH => reset_health(reader),
             kind => Err(DecodeError::Kind { kind }),
         }
     }
@@ -308,6 +332,16 @@ fn publish_block(wire: &PublishWire) -> Result<PublishBlock, DecodeError> {
         extent: wire.extent.get()?,
         checksum: wire.checksum.get(),
     })
+}
+
+fn reset_health(mut reader: Reader<'_>) -> Result<Request, DecodeError> {
+    let head: ResetWire = reader.head()?;
+    reader.end()?;
+    match (flag(head.named, "named")?, head.node) {
+        (true, node) => Ok(Request::ResetHealth { node: Some(NodeId(node)) }),
+        (false, NOBODY) => Ok(Request::ResetHealth { node: None }),
+        (false, _) => Err(DecodeError::Field { field: "node" }),
+    }
 }
 
 fn list(mut reader: Reader<'_>) -> Result<Request, DecodeError> {

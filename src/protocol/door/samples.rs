@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::types::{
-    BlockHash, EvictionRank, Extent, Generation, Namespace, NamespaceId, PoolId, ResidentCause,
-    ResidentId,
+    BlockHash, EvictionRank, Extent, Generation, Namespace, NamespaceId, NodeId, PoolId,
+    ResidentCause, ResidentId,
 };
 
 pub(super) fn hash(byte: u8, len: usize) -> BlockHash {
@@ -56,6 +56,7 @@ pub(super) fn requests() -> Vec<(&'static str, Request)> {
         ("stat", Request::Stat),
         ("list", Request::List { namespace: None, cursor: 0x0102, max: 100 }),
         ("evictions", Request::Evictions { since: 0x0102 }),
+        ("reset_health", Request::ResetHealth { node: Some(NodeId([0x5a; 16])) }),
     ]
 }
 

@@ -20,6 +20,8 @@ pub struct StatReport {
     pub registry: RegistryStat,
     /// Its connections to other nodes.
     pub peers: Vec<PeerStat>,
+    /// What it knows of the health of other nodes, of the ways to them, and of its own NICs.
+    pub health: Vec<HealthStat>,
 }
 
 /// The node itself.
@@ -106,4 +108,36 @@ pub struct PeerStat {
     pub state: String,
     /// The way to it: `tcp`, `verbs`, `shm`.
     pub transport: String,
+}
+
+/// The health of a peer, of a path to one, or of a NIC of this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HealthStat {
+    /// `peer`, `path`, or `local` for a NIC of this node.
+    pub scope: String,
+    /// The peer's identity, 32 hexadecimal digits; empty for a NIC of this node.
+    pub peer: String,
+    /// The NIC of this node, by its place in the configuration; of a path or by itself.
+    pub local_nic: u8,
+    /// The peer's NIC; of a path.
+    pub peer_nic: u8,
+    /// `closed` (in use), `open` (left alone), `half-open` (being probed), or `leaving` for a peer that
+    /// said that it shuts down.
+    pub state: String,
+    /// The last failure that it was blamed for; empty where there was none.
+    pub reason: String,
+    /// Failures among the evidence that is weighed.
+    pub failures: u32,
+    /// How much evidence is weighed: at most twenty pieces, each of which stands for all that ended
+    /// within 50 ms.
+    pub weighed: u32,
+    /// When it is probed next, milliseconds from now; where it is open.
+    pub next_probe_ms: Option<u64>,
+    /// The rate of transfers from a peer, where it was measured.
+    pub bytes_per_second: Option<u64>,
+    /// Bytes that a peer has lent, as it last said.
+    pub outstanding_bytes: u64,
+    /// How long a peer asked to be spared when it last said so, milliseconds.
+    pub pause_ms: u32,
 }

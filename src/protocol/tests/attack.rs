@@ -25,11 +25,16 @@ fn region_lists() -> impl Strategy<Value = Vec<RegionEntry>> {
 fn loans() -> impl Strategy<Value = LoanEntry> {
     prop_oneof![
         Just(Loan::NotFound),
-        Just(Loan::Busy),
+        proptest::sample::select(LendRefusal::ALL.to_vec()).prop_map(Loan::Busy),
         Just(Loan::Failed),
         (1..=31_u32, 0..1_u64 << 62, 1..=1_u32 << 30).prop_map(|(r, a, l)| ready(r, a, l)),
     ]
     .prop_map(LoanEntry::from)
+}
+
+fn loads() -> impl Strategy<Value = Load> {
+    (any::<u64>(), any::<u32>())
+        .prop_map(|(outstanding_bytes, pause_ms)| Load { outstanding_bytes, pause_ms })
 }
 
 fn messages() -> impl Strategy<Value = Owned> {
@@ -46,11 +51,11 @@ fn messages() -> impl Strategy<Value = Owned> {
             NamespaceId(n),
             h
         )),
-        (any::<u64>(), leases(), any::<u32>(), any::<u32>(), vec(loans(), 1..40)).prop_map(
-            |(request, lease, ttl, pause, loans)| {
+        (any::<u64>(), leases(), any::<u32>(), loads(), vec(loans(), 1..40)).prop_map(
+            |(request, lease, ttl, load, loans)| {
                 let lent = loans.iter().any(|entry| entry.loan().is_ready());
                 let lease = if lent { lease } else { LeaseId::NONE };
-                Owned::Lease(RequestId(request), lease, ttl, pause, loans)
+                Owned::Lease(RequestId(request), lease, ttl, load, loans)
             }
         ),
         (leases(), any::<u64>(), vec(any::<bool>(), 1..100)).prop_map(|(lease, epoch, good)| {
@@ -58,15 +63,21 @@ fn messages() -> impl Strategy<Value = Owned> {
             let count = Outcomes::pack(&mut bitmap, good.into_iter());
             Owned::Complete(lease, NodeEpoch(epoch), count, bitmap)
         }),
-        (leases(), any::<u32>(), vec(0..=31_u8, 1..60)).prop_map(|(l, pause, ranks)| Owned::Ranks(
+        (leases(), loads(), vec(0..=31_u8, 1..60)).prop_map(|(l, load, ranks)| Owned::Ranks(
             l,
             RanksStatus::Replayed,
-            pause,
+            load,
             ranks
         )),
-        leases().prop_map(|lease| Owned::Ranks(lease, RanksStatus::Unknown, 0, Vec::new())),
-        (leases(), any::<u32>())
-            .prop_map(|(lease, ttl_ms)| Owned::Plain(Message::Renewed { lease, ttl_ms })),
+        leases().prop_map(|lease| Owned::Ranks(
+            lease,
+            RanksStatus::Unknown,
+            Load::default(),
+            Vec::new()
+        )),
+        (leases(), any::<u32>(), loads()).prop_map(|(lease, ttl_ms, load)| Owned::Plain(
+            Message::Renewed { lease, ttl_ms, load }
+        )),
     ]
 }
 

@@ -41,27 +41,29 @@ const LEASES: &[Case] = &[
     (Kind::Lend, 65 + 4, &[1], "hash"),
     // A loan of an unknown status, of rank 0 and 32, of no length and too long, that wraps the
     // address space, and an absent one that carries a key.
-    (Kind::Lease, 40, &[9], "loan"),
-    (Kind::Lease, 41, &[0], "loan"),
-    (Kind::Lease, 41, &[32], "loan"),
-    (Kind::Lease, 42, &[1], "loan"),
-    (Kind::Lease, 52, &[0; 4], "loan"),
-    (Kind::Lease, 52, &[1, 0, 0, 0x40], "loan"),
-    (Kind::Lease, 56, &[0xff; 8], "loan"),
-    (Kind::Lease, 72 + 8, &[1], "loan"),
+    (Kind::Lease, 48, &[9], "loan"),
+    (Kind::Lease, 49, &[0], "loan"),
+    (Kind::Lease, 49, &[32], "loan"),
+    (Kind::Lease, 50, &[1], "loan"),
+    (Kind::Lease, 51, &[1], "loan"),
+    (Kind::Lease, 60, &[0; 4], "loan"),
+    (Kind::Lease, 60, &[1, 0, 0, 0x40], "loan"),
+    (Kind::Lease, 64, &[0xff; 8], "loan"),
+    (Kind::Lease, 80 + 8, &[1], "loan"),
+    // A refusal without a reason, and one for a reason that there is not.
+    (Kind::Lease, 112 + 2, &[0], "loan"),
+    (Kind::Lease, 112 + 2, &[9], "loan"),
     // Loans without a lease.
     (Kind::Lease, 16, &[0; 8], "lease"),
-    (Kind::Lease, 34, &[1], RESERVED),
+    (Kind::Lease, 42, &[1], RESERVED),
     (Kind::Renew, 8, &[0; 8], "lease"),
     (Kind::Renewed, 8, &[0; 8], "lease"),
-    (Kind::Renewed, 20, &[1], RESERVED),
     (Kind::Complete, 8, &[0; 8], "lease"),
     (Kind::Complete, 33, &[4], "bitmap"),
-    (Kind::Ranks, 22, &[4], "status"),
-    (Kind::Ranks, 23, &[4], RESERVED),
-    (Kind::Ranks, 24, &[32], "rank"),
+    (Kind::Ranks, 30, &[4], "status"),
+    (Kind::Ranks, 31, &[4], RESERVED),
+    (Kind::Ranks, 32, &[32], "rank"),
     (Kind::Abort, 16, &[0], "reason"),
-    (Kind::Pong, 28, &[1], RESERVED),
     (Kind::Ping, 3, &[1], RESERVED),
 ];
 
@@ -80,7 +82,7 @@ fn kinds_and_versions_are_judged() {
         let refusal = Err(DecodeError::Kind { got });
         assert_eq!(decode(&patched(Kind::Ping, 0, &[got])), refusal);
     }
-    for got in [0, 2] {
+    for got in [0, 1, 3] {
         let refusal = Err(DecodeError::Version { got });
         assert_eq!(decode(&patched(Kind::Ping, 1, &[got])), refusal);
     }
@@ -92,19 +94,19 @@ fn counts_are_judged_before_their_lists() {
     let cases: [(Kind, usize, &[u8], usize); 7] = [
         (Kind::Lend, 24, &[0, 0], 0),
         (Kind::Lend, 24, &[1, 2], 513),
-        (Kind::Lease, 32, &[0xff, 0xff], 65_535),
+        (Kind::Lease, 40, &[0xff, 0xff], 65_535),
         (Kind::Complete, 24, &[0, 0], 0),
         (Kind::Confirm, 40, &[65, 0], 65),
-        (Kind::Ranks, 20, &[1, 2], 513),
+        (Kind::Ranks, 28, &[1, 2], 513),
         // An unknown lease with ranks.
-        (Kind::Ranks, 22, &[unknown], 3),
+        (Kind::Ranks, 30, &[unknown], 3),
     ];
     for (kind, at, bytes, got) in cases {
         let refusal = Err(DecodeError::Count { kind, got });
         assert_eq!(decode(&patched(kind, at, bytes)), refusal);
     }
     // Within the limits, but not what is there.
-    for (kind, at, count) in [(Kind::Lend, 24, 3), (Kind::Lease, 32, 3), (Kind::Ranks, 20, 2)] {
+    for (kind, at, count) in [(Kind::Lend, 24, 3), (Kind::Lease, 40, 3), (Kind::Ranks, 28, 2)] {
         let refusal = Err(DecodeError::Length { kind });
         assert_eq!(decode(&patched(kind, at, &[count, 0])), refusal);
     }

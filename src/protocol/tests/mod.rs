@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use super::*;
+use crate::event::LendRefusal;
 use crate::fabric::{Region, RegionId, RemoteSpan};
 use crate::types::{BlockHash, Generation};
 
@@ -20,9 +21,9 @@ enum Owned {
     Welcome(Introduction, Proof, Vec<RegionEntry>),
     Confirm(Proof, Vec<RegionEntry>),
     Lend(RequestId, NamespaceId, Vec<HashEntry>),
-    Lease(RequestId, LeaseId, u32, u32, Vec<LoanEntry>),
+    Lease(RequestId, LeaseId, u32, Load, Vec<LoanEntry>),
     Complete(LeaseId, NodeEpoch, u16, Vec<u8>),
-    Ranks(LeaseId, RanksStatus, u32, Vec<u8>),
+    Ranks(LeaseId, RanksStatus, Load, Vec<u8>),
 }
 
 impl Owned {
@@ -36,14 +37,14 @@ impl Owned {
             Self::Lend(request, namespace, ref hashes) => {
                 Message::Lend { request, namespace, hashes }
             }
-            Self::Lease(request, lease, ttl_ms, pause_ms, ref loans) => {
-                Message::Lease { request, lease, ttl_ms, pause_ms, loans }
+            Self::Lease(request, lease, ttl_ms, load, ref loans) => {
+                Message::Lease { request, lease, ttl_ms, load, loans }
             }
             Self::Complete(lease, epoch, count, ref bitmap) => {
                 Message::Complete { lease, epoch, outcomes: Outcomes::new(count, bitmap).unwrap() }
             }
-            Self::Ranks(lease, status, pause_ms, ref ranks) => {
-                Message::Ranks { lease, status, pause_ms, ranks }
+            Self::Ranks(lease, status, load, ref ranks) => {
+                Message::Ranks { lease, status, load, ranks }
             }
         }
     }
@@ -81,6 +82,8 @@ fn hash(bytes: &[u8]) -> HashEntry {
     BlockHash::new(bytes).unwrap().into()
 }
 
+const LOAD: Load = Load { outstanding_bytes: 3 << 30, pause_ms: 250 };
+
 /// One fixed message of a kind: what its golden file holds.
 fn example(kind: Kind) -> Owned {
     let lease = LeaseId(0x0000_0001_0000_002a);
@@ -100,25 +103,21 @@ fn example(kind: Kind) -> Owned {
             RequestId(7),
             lease,
             30_000,
-            250,
+            LOAD,
             vec![
                 ready(2, 0x7f00_0000_1000, 2 << 20).into(),
                 Loan::NotFound.into(),
-                Loan::Busy.into(),
+                Loan::Busy(LendRefusal::Draining).into(),
                 Loan::Failed.into(),
             ],
         ),
         Kind::Renew => Owned::Plain(Message::Renew { lease }),
-        Kind::Renewed => Owned::Plain(Message::Renewed { lease, ttl_ms: 30_000 }),
+        Kind::Renewed => Owned::Plain(Message::Renewed { lease, ttl_ms: 30_000, load: LOAD }),
         Kind::Complete => Owned::Complete(lease, NodeEpoch(99), 10, vec![0b0000_0101, 0b10]),
-        Kind::Ranks => Owned::Ranks(lease, RanksStatus::Recorded, 0, vec![1, 0, 31]),
+        Kind::Ranks => Owned::Ranks(lease, RanksStatus::Recorded, LOAD, vec![1, 0, 31]),
         Kind::Abort => Owned::Plain(Message::Abort { lease, reason: AbortReason::NoMemory }),
         Kind::Ping => Owned::Plain(Message::Ping { token: 0xdead_beef }),
-        Kind::Pong => Owned::Plain(Message::Pong {
-            token: 0xdead_beef,
-            pause_ms: 100,
-            outstanding_bytes: 3 << 30,
-        }),
+        Kind::Pong => Owned::Plain(Message::Pong { token: 0xdead_beef, load: LOAD }),
         Kind::Goodbye => Owned::Plain(Message::Goodbye { reason: GoodbyeReason::Shutdown }),
     }
 }
@@ -194,7 +193,7 @@ fn a_message_cut_short_or_drawn_out_is_refused() {
 #[test]
 fn the_largest_messages_fit_and_nothing_larger_is_looked_at() {
     let loans = vec![LoanEntry::from(ready(31, u64::MAX - (1 << 30), 1 << 30)); 512];
-    let largest = Owned::Lease(RequestId(1), LeaseId(1), 1, 0, loans).encoded();
+    let largest = Owned::Lease(RequestId(1), LeaseId(1), 1, LOAD, loans).encoded();
     assert!(largest.len() <= limits::MESSAGE_BYTES_MAX);
     assert!(decode(&largest).is_ok());
     let regions = vec![region(1, 0, 1); limits::REGIONS_MAX];

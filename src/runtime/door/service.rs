@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::protocol::door::{AcquireOutcome, EvictedBlock, ListEntry, PublishOutcome, Source};
-use crate::types::{BlockHash, Extent, Namespace, PoolId, ResidentId};
+use crate::types::{BlockHash, Extent, Namespace, NodeId, PoolId, ResidentId};
 
 /// A pool as clients are given it.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +105,10 @@ pub trait DoorService: Send + Sync + 'static {
     /// The node's state, as [`crate::protocol::door::stat::StatReport`] lays it out.
     /// May be cancelled.
     fn stat(&self) -> impl Future<Output = serde_json::Value> + Send;
+
+    /// Forgets what speaks against a peer, or against all; how many breakers were not closed. May be
+    /// cancelled.
+    fn reset_health(&self, node: Option<NodeId>) -> impl Future<Output = u32> + Send;
 
     /// A page of residents from `cursor` on (0 at first), at most `max` entries.
     fn list(&self, namespace: Option<&Namespace>, cursor: u64, max: usize) -> Page;

@@ -18,7 +18,7 @@ use crate::protocol::door::{
     DecodeError, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source, TooMany,
 };
 use crate::sys::fd_passing;
-use crate::types::{BlockHash, Extent, Namespace};
+use crate::types::{BlockHash, Extent, Namespace, NodeId};
 
 /// Why a connection was closed, other than by its client between two frames.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +113,7 @@ enum Done<S: DoorService> {
     Acquired { asked: usize, acquired: Acquired<S> },
     Flushed { known: bool },
     Stated { json: String },
+    Reset { count: u32 },
 }
 
 struct Session<S: DoorService> {
@@ -173,6 +174,7 @@ impl<S: DoorService> Session<S> {
             }
             Request::Flush { deadline_ms } => return self.flush(number, deadline_ms),
             Request::Stat => return self.stat(number),
+            Request::ResetHealth { node } => return self.reset_health(number, node),
             Request::List { namespace, cursor, max } => {
                 let page = self.service.list(namespace.as_ref(), cursor, max as usize);
                 Reply::Listed { next: page.next, entries: page.entries }
@@ -256,7 +258,20 @@ impl<S: DoorService> Session<S> {
                 refused("the node's state is longer than a message: read its metrics instead")
             }
             Done::Stated { json } => Reply::Stat { json },
+            Done::Reset { count } => Reply::Done { count },
         }
+    }
+
+    fn reset_health(&mut self, number: u32, node: Option<NodeId>) -> Option<Reply> {
+        if self.running.len() >= limits::DOOR_WAITS_MAX {
+            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
+        }
+        let service = Arc::clone(&self.service);
+        self.running.spawn(async move {
+            let count = service.reset_health(node).await;
+            (number, Done::Reset { count })
+        });
+        None
     }
 
     fn stat(&mut self, number: u32) -> Option<Reply> {

@@ -21,7 +21,7 @@ use crate::protocol::door::{
 };
 use crate::runtime::deadline::Deadline;
 use crate::types::{
-    BlockHash, BlockKey, EvictionRank, Extent, Generation, Namespace, NamespaceId, PoolId,
+    BlockHash, BlockKey, EvictionRank, Extent, Generation, Namespace, NamespaceId, NodeId, PoolId,
     ResidentCause, ResidentId,
 };
 
@@ -251,6 +251,10 @@ impl DoorService for StandIn {
             let block = blocks.values_mut().find(|block| block.id == *hold);
             block.unwrap().pins -= 1;
         }
+    }
+
+    async fn reset_health(&self, node: Option<NodeId>) -> u32 {
+        u32::from(node.is_none())
     }
 
     fn finished_sending(&self, _namespace: &Namespace, hashes: &[BlockHash]) -> u32 {

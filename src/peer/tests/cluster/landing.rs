@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::super::krate::fabric::{Region, RegisteredSpan, RemoteSpan};
+use super::super::krate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
 use super::super::krate::memory::{HostPool, Reservation};
 use super::super::krate::peer::{Landing, Published};
 use super::super::krate::policy::Origin;
@@ -117,6 +117,11 @@ impl TestLanding {
             Err(InsertError::Full) => return false,
         }
         true
+    }
+
+    /// Whether a region is the one that blocks are lent from.
+    pub(super) fn lends_from(&self, region: RegionId) -> bool {
+        self.region.id == region
     }
 
     /// Whether the fabric may write here on behalf of a fetch.

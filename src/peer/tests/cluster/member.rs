@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::super::krate::event::EventSink;
 use super::super::krate::fabric::{Access, EventBatch, Fabric, FabricEvent, ReadBatch};
+use super::super::krate::limits::PROBE_BYTES;
 use super::super::krate::memory::{HostPool, PoolOptions};
 use super::super::krate::peer::{FetchId, FetchRequest, Fetched, LocalNode, Output, Peers};
 use super::super::krate::policy::Policy;
@@ -62,11 +63,15 @@ impl Member {
         };
         let pool = HostPool::create(&options).unwrap();
         let region = fabric.register(Arc::clone(pool.mapping()), Access::RemoteRead).unwrap();
+        // Last, as peers know it: what they read to find out whether the way here is open.
+        let probes = PoolOptions { bytes: PROBE_BYTES.into(), ..options };
+        let page = HostPool::create(&probes).unwrap();
+        let page = fabric.register(Arc::clone(page.mapping()), Access::RemoteRead).unwrap();
         let log = Arc::new(Log::default());
         let sink: Arc<dyn EventSink> = Arc::clone(&log) as _;
         let config = StoreConfig { capacity: shape.residents, policy: Policy::default() };
         let store = Arc::new(Store::new(config, Arc::clone(&sink)).unwrap());
-        let local = local(vec![RegionEntry::from(&region)]);
+        let local = local(vec![RegionEntry::from(&region), RegionEntry::from(&page)]);
         let (capabilities, residents) = (fabric.capabilities(), Arc::clone(&store));
         let peers = Peers::new(local, shape.peers, capabilities, residents, sink).unwrap();
         let landing = TestLanding::new(store, pool, region);

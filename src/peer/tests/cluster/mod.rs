@@ -11,8 +11,9 @@ pub(crate) use landing::TestLanding;
 pub(crate) use member::Member;
 
 use super::krate::event::{Event, EventSink};
+use super::krate::health::BreakerConfig;
 use super::krate::lease::LeaseConfig;
-use super::krate::peer::{FetchId, FetchOutcome, Fetched, PeerConfig, RequesterConfig};
+use super::krate::peer::{FetchId, FetchOutcome, Fetched, PeerConfig, Pressure, RequesterConfig};
 use super::krate::sim::{SimConfig, SimEndpoint, SimNetwork};
 use super::krate::types::{BlockHash, BlockKey, Namespace, NodeId, RequesterId, Scope, Timestamp};
 
@@ -104,7 +105,8 @@ impl Default for Shape {
             transfer_timeout: Duration::from_secs(3),
             answer_timeout: Duration::from_secs(2),
         };
-        let peers = PeerConfig { lease, requester };
+        let (pressure, breaker) = (Pressure::default(), BreakerConfig::default());
+        let peers = PeerConfig { lease, requester, pressure, breaker };
         let network = SimConfig::default();
         let noise = Noise::default();
         Self { seed: 1, network, peers, pool_bytes: 64 << 10, residents: 64, noise }
@@ -265,6 +267,9 @@ impl Cluster {
         for span in self.network.exposed() {
             let at = usize::try_from(span.holder.0).unwrap();
             let Some(node) = &self.nodes[at] else { continue };
+            if !node.landing.lends_from(span.region) {
+                continue;
+            }
             let pinned = pinned_at[at].get_or_insert_with(|| node.pinned());
             let (mut from, end) = (span.offset, span.offset + u64::from(span.len));
             for (offset, len) in pinned.iter().copied() {

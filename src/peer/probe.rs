@@ -1,0 +1,200 @@
+//! A probe of a peer that is left alone: is the way open again, and does it carry bytes?
+//!
+//! ```text
+//! Connecting --up--> Answer --Pong--> Nothing --READ of 0 bytes--> Page --READ of its page--> good
+//!                       '------ Pong, and no page, or no memory for it --------------------> good
+//! ```
+//!
+//! The message comes first: its answer says that the peer has let us in, without which it serves no
+//! READ. Whatever fails on the way fails the probe. A node serves a page of [`limits::PROBE_BYTES`] bytes for
+//! this alone, registered like a pool and last in its list of regions: it is no block, so that a probe
+//! takes no lease and counts for nobody.
+
+use std::time::Duration;
+
+use super::landing::Landing;
+use super::outbox::Context;
+use super::requester::Requester;
+use crate::fabric::{ConnectionId, RegisteredSpan, RemoteSpan};
+use crate::health::Cause;
+use crate::limits;
+use crate::protocol::{Message, RegionEntry};
+use crate::transfer::{BlockRead, FinishedBlock, TransferId};
+use crate::types::{NodeId, Scope, Timestamp};
+
+/// How long a probe has to come up, and how long to be answered then.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How far a probe has come.
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    Connecting,
+    Nothing { read: TransferId, on: ConnectionId, page: RemoteSpan },
+    Page { read: TransferId },
+    Answer { token: u64, on: ConnectionId },
+}
+
+/// One probe.
+#[derive(Debug)]
+pub(super) struct Probe {
+    node: NodeId,
+    stage: Stage,
+    deadline: Timestamp,
+}
+
+impl Probe {
+    /// Whether it waits for a connection to this node.
+    pub(super) fn waits_for(&self, node: NodeId) -> bool {
+        self.node == node && matches!(self.stage, Stage::Connecting)
+    }
+
+    /// Whether it waits for an answer on this connection. READs end by their own completions.
+    pub(super) fn asks_on(&self, connection: ConnectionId) -> bool {
+        matches!(self.stage, Stage::Answer { on, .. } if on == connection)
+    }
+
+    /// Whether its time is up. READs have a deadline of their own.
+    pub(super) fn is_late(&self, now: Timestamp) -> bool {
+        self.deadline <= now && !self.reads()
+    }
+
+    fn reads(&self) -> bool {
+        matches!(self.stage, Stage::Nothing { .. } | Stage::Page { .. })
+    }
+}
+
+/// The probes of one data thread: at most one per peer, as health says when each is due.
+#[derive(Debug, Default)]
+pub(super) struct Probes {
+    running: Vec<Probe>,
+    ended: Vec<(NodeId, Result<(), Cause>)>,
+}
+
+impl Probes {
+    /// Ends those that `which` picks.
+    pub(super) fn fail(&mut self, cause: Cause, which: impl Fn(&Probe) -> bool) {
+        let failed = self.running.extract_if(.., |probe| which(probe));
+        self.ended.extend(failed.map(|probe| (probe.node, Err(cause))));
+    }
+
+    /// This node was late by so much: what it waits for is due later.
+    pub(super) fn put_off(&mut self, late: Duration) {
+        for probe in &mut self.running {
+            probe.deadline = probe.deadline + late;
+        }
+    }
+
+    /// A probe that has ended.
+    pub(super) fn poll_ended(&mut self) -> Option<(NodeId, Result<(), Cause>)> {
+        self.ended.pop()
+    }
+
+    /// Whether any waits for a connection.
+    pub(super) fn are_waiting(&self) -> bool {
+        self.running.iter().any(|probe| matches!(probe.stage, Stage::Connecting))
+    }
+
+    /// Whether one waits for a connection to this node.
+    pub(super) fn wait_for(&self, node: NodeId) -> bool {
+        self.running.iter().any(|probe| probe.waits_for(node))
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
+        self.running.iter().filter(|probe| !probe.reads()).map(|probe| probe.deadline).min()
+    }
+}
+
+/// The page that a peer serves to probes, where it has one.
+fn probe_page(regions: &[RegionEntry]) -> Option<RemoteSpan> {
+    let last = regions.last().filter(|last| last.len() == u64::from(limits::PROBE_BYTES))?;
+    Some(RemoteSpan { rkey: last.rkey(), address: last.address(), len: limits::PROBE_BYTES })
+}
+
+impl<L: Landing> Requester<L> {
+    /// Begins a probe; [`Self::handle_probe_up`] takes it on when there is a connection.
+    pub(super) fn begin_probe(&mut self, node: NodeId, now: Timestamp) {
+        let deadline = now + PROBE_TIMEOUT.min(self.config.answer_timeout);
+        self.probes.running.push(Probe { node, stage: Stage::Connecting, deadline });
+    }
+
+    /// A connection to a peer is there: its probe goes on, where there is one.
+    pub(super) fn handle_probe_up(
+        &mut self,
+        (node, on): (NodeId, ConnectionId),
+        cx: &mut Context<'_, L>,
+    ) {
+        let mut waiting = self.probes.running.iter_mut();
+        let Some(probe) = waiting.find(|probe| probe.waits_for(node)) else { return };
+        probe.deadline = cx.now + PROBE_TIMEOUT.min(self.config.answer_timeout);
+        let token = cx.now.as_nanos();
+        cx.outbox.send(on, &Message::Ping { token });
+        probe.stage = Stage::Answer { token, on };
+    }
+
+    /// The answer to a ping, perhaps to a probe's.
+    pub(super) fn handle_pong(
+        &mut self,
+        (connection, token): (ConnectionId, u64),
+        regions: &[RegionEntry],
+        cx: &mut Context<'_, L>,
+    ) {
+        let is_it = |probe: &Probe| match probe.stage {
+            Stage::Answer { token: asked, on } => (on, asked) == (connection, token),
+            _ => false,
+        };
+        let Some(at) = self.probes.running.iter().position(is_it) else { return };
+        let page = probe_page(regions);
+        let mut memory = Vec::with_capacity(1);
+        if page.is_some() {
+            cx.landing.reserve(&[limits::PROBE_BYTES], &mut memory);
+        }
+        match (page, memory.pop(), self.probes.running.get_mut(at)) {
+            (Some(page), Some(memory), Some(probe)) => {
+                let local = RegisteredSpan { len: 0, ..cx.landing.span(&memory) };
+                let block = BlockRead { remote: RemoteSpan { len: 0, ..page }, local };
+                let nothing = std::iter::once((block, memory));
+                let read = self.transfers.begin(connection, probe.deadline, nothing);
+                probe.stage = Stage::Nothing { read, on: connection, page };
+            }
+            _ => {
+                let probe = self.probes.running.swap_remove(at);
+                self.probes.ended.push((probe.node, Ok(())));
+            }
+        }
+    }
+
+    /// A transfer is over that is no fetch's: a probe's, whose memory may go.
+    pub(super) fn settle_probe(
+        &mut self,
+        id: TransferId,
+        blocks: &mut Vec<FinishedBlock<L::Memory>>,
+        cx: &mut Context<'_, L>,
+    ) {
+        let is_it = |probe: &Probe| match probe.stage {
+            Stage::Nothing { read, .. } | Stage::Page { read } => read == id,
+            Stage::Connecting | Stage::Answer { .. } => false,
+        };
+        let Some(at) = self.probes.running.iter().position(is_it) else { return };
+        let ended = match (blocks.pop(), self.probes.running.get_mut(at)) {
+            (Some(block), Some(probe)) => match (block.outcome, probe.stage) {
+                (Ok(()), Stage::Nothing { on, page, .. }) => {
+                    let local = cx.landing.span(&block.destination);
+                    let read = BlockRead { remote: page, local };
+                    let page = std::iter::once((read, block.destination));
+                    let read = self.transfers.begin(on, probe.deadline, page);
+                    probe.stage = Stage::Page { read };
+                    return;
+                }
+                (outcome, _) => outcome,
+            },
+            _ => Err(Scope::Local),
+        };
+        let probe = self.probes.running.swap_remove(at);
+        let result = ended.map_err(|scope| match scope {
+            Scope::Path => Cause::Broken,
+            Scope::Peer | Scope::Request => Cause::Refused,
+            Scope::Local => Cause::Own,
+        });
+        self.probes.ended.push((probe.node, result));
+    }
+}

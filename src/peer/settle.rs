@@ -1,0 +1,162 @@
+//! The end of a fetch: what landed is verified, completed, ranked and published.
+
+use std::collections::VecDeque;
+
+use super::fetch::{Fetch, FetchOutcome, Phase};
+use super::landing::Landing;
+use super::outbox::Context;
+use super::requester::Requester;
+use crate::event::Event;
+use crate::fabric::ConnectionId;
+use crate::health::{Cause, Verdict};
+use crate::protocol::{Message, Outcomes, rank};
+use crate::transfer::{FinishedBlock, TransferId};
+use crate::types::{LeaseId, NodeId, Scope};
+
+/// Completions kept for the next connection to their node. One more drops the oldest, whose rank
+/// step is then lost: eviction quality, never data.
+const REPLAYS_MAX: usize = 64;
+
+/// A completion that its holder may not have heard.
+#[derive(Debug)]
+pub(super) struct Replay {
+    pub(super) node: NodeId,
+    pub(super) lease: LeaseId,
+    pub(super) count: u16,
+    pub(super) bitmap: Vec<u8>,
+}
+
+impl<L: Landing> Requester<L> {
+    /// Ends what can end: verifies and completes transfers that are over, and publishes what landed
+    /// where the holder can no longer answer.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_, L>) {
+        let mut blocks = std::mem::take(&mut self.finished);
+        while let Some(finished) = self.transfers.poll_finished(&mut blocks) {
+            let reading = |fetch: &&mut Fetch<_>| fetch.reads(finished.id);
+            if let Some(fetch) = self.fetches.values_mut().find(reading) {
+                let verdict = verify(fetch, &mut blocks, cx);
+                let verdict = match verdict {
+                    Some(Verdict::Failed { cause: Cause::Refused, .. })
+                        if self.stale.contains(&finished.connection) =>
+                    {
+                        Some(Verdict::StaleKeys)
+                    }
+                    verdict => verdict,
+                };
+                self.verdicts.extend(verdict.map(|verdict| (fetch.request.node, verdict)));
+                fetch.deadline = cx.now + self.config.answer_timeout;
+                let count = fetch.pack_outcomes(&mut self.bitmap);
+                match (fetch.connection, Outcomes::new(count, &self.bitmap)) {
+                    (Some(connection), Some(outcomes)) => {
+                        let (lease, epoch) = (fetch.lease, self.epoch);
+                        let message = Message::Complete { lease, epoch, outcomes };
+                        cx.outbox.send(connection, &message);
+                    }
+                    _ => owe(&mut self.replays, fetch),
+                }
+            } else {
+                self.settle_probe(finished.id, &mut blocks, cx);
+            }
+            blocks.clear();
+        }
+        self.finished = blocks;
+        let over = self.fetches.extract_if(.., |_, fetch| match &fetch.phase {
+            Phase::Completing { landed } => landed.is_empty() || fetch.connection.is_none(),
+            _ => false,
+        });
+        for (_, mut fetch) in over {
+            fetch.publish(cx.landing, |_| None);
+            self.done.push_back(fetch.finished());
+        }
+    }
+
+    /// The holder's answer to a completion: the rank that each block starts with here.
+    pub(super) fn handle_ranks(
+        &mut self,
+        on: ConnectionId,
+        lease: LeaseId,
+        ranks: &[u8],
+        landing: &mut L,
+    ) {
+        let answered = self.fetches.iter_mut().find(|(_, fetch)| {
+            fetch.lease == lease
+                && fetch.connection == Some(on)
+                && matches!(fetch.phase, Phase::Completing { .. })
+        });
+        if let Some((&id, fetch)) = answered {
+            fetch.publish(landing, |at| ranks.get(usize::from(at)).copied().and_then(rank));
+            if let Some(fetch) = self.fetches.remove(&id) {
+                self.done.push_back(fetch.finished());
+            }
+        }
+    }
+}
+
+impl<M> Fetch<M> {
+    fn reads(&self, id: TransferId) -> bool {
+        matches!(&self.phase, Phase::Reading { transfer, .. } if *transfer == id)
+    }
+}
+
+/// Sorts the blocks of a finished transfer into what landed whole and what failed, and says what that
+/// means for the holder's health. A flush and a fault of our own mean nothing.
+fn verify<L: Landing>(
+    fetch: &mut Fetch<L::Memory>,
+    blocks: &mut Vec<FinishedBlock<L::Memory>>,
+    cx: &Context<'_, L>,
+) -> Option<Verdict> {
+    let nothing = Phase::Completing { landed: Vec::with_capacity(blocks.len()) };
+    let Phase::Reading { wanted, .. } = std::mem::replace(&mut fetch.phase, nothing) else {
+        return None;
+    };
+    let mut failed = None;
+    let (mut landed, mut bytes) = (Vec::with_capacity(blocks.len()), 0);
+    for (want, block) in wanted.into_iter().zip(blocks.drain(..)) {
+        let outcome = block.outcome.and_then(|()| {
+            if cx.landing.checksum(&block.destination) == want.checksum {
+                return Ok(());
+            }
+            cx.sink.emit(Event::ChecksumMismatch);
+            failed = Some(Cause::WrongBytes);
+            Err(Scope::Peer)
+        });
+        match outcome {
+            Ok(()) => {
+                bytes += u64::from(cx.landing.span(&block.destination).len);
+                landed.push((want, block.destination));
+            }
+            Err(scope) => {
+                cx.sink.emit(Event::TransferFailed { blocks: 1, scope });
+                fetch.set(want.position, FetchOutcome::Failed(scope));
+                let cause = match scope {
+                    Scope::Path if fetch.reads_end <= cx.now => Some(Cause::TooSlow),
+                    Scope::Path => Some(Cause::Broken),
+                    Scope::Peer => Some(Cause::Refused),
+                    Scope::Local | Scope::Request => None,
+                };
+                failed = failed.or(cause);
+            }
+        }
+    }
+    let took = cx.now.since(fetch.lent);
+    let verdict = match failed {
+        Some(cause) => Some(Verdict::Failed { cause, waited: took }),
+        None => (bytes > 0).then_some(Verdict::Sent { bytes, took }),
+    };
+    if !landed.is_empty() {
+        let blocks = landed.len() as u64;
+        cx.sink.emit(Event::TransferSucceeded { blocks, bytes, took });
+    }
+    fetch.phase = Phase::Completing { landed };
+    verdict
+}
+
+/// Keeps a completion for the next connection to its holder.
+pub(super) fn owe<M>(replays: &mut VecDeque<Replay>, fetch: &Fetch<M>) {
+    if replays.len() >= REPLAYS_MAX {
+        replays.pop_front();
+    }
+    let mut bitmap = Vec::new();
+    let count = fetch.pack_outcomes(&mut bitmap);
+    replays.push_back(Replay { node: fetch.request.node, lease: fetch.lease, count, bitmap });
+}
