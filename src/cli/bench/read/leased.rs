@@ -16,11 +16,12 @@ use crate::event::Discard;
 use crate::fabric::{
     Access, EventBatch, FabricEvent, ReadBatch, Region, RegisteredSpan, RemoteSpan,
 };
+use crate::health::BreakerConfig;
 use crate::lease::LeaseConfig;
 use crate::memory::HostPool;
 use crate::peer::{
-    FetchId, FetchOutcome, FetchRequest, Landing, LocalNode, Output, PeerConfig, Peers, Published,
-    RequesterConfig,
+    FetchId, FetchOutcome, FetchRequest, Landing, LocalNode, Output, PeerConfig, Peers, Pressure,
+    Published, RequesterConfig,
 };
 use crate::policy::Policy;
 use crate::protocol::SecretKey;
@@ -137,6 +138,8 @@ impl<F: Wire> Reader<F> {
                 transfer_timeout: Duration::from_secs(30),
                 answer_timeout: ANSWER_TIMEOUT,
             },
+            pressure: Pressure::default(),
+            breaker: BreakerConfig::default(),
         };
         let store = StoreConfig { capacity: 1, policy: Policy::default() };
         let store = Arc::new(Store::new(store, Arc::new(Discard)).map_err(CliError::failed)?);
