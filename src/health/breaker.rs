@@ -160,7 +160,7 @@ impl Breaker {
         let window = self.config.window;
         self.evidence.retain(|evidence| now.since(evidence.began) <= window);
         let incident = self.config.incident;
-        if !self.evidence.last().is_some_and(|last| now.since(last.began) < incident) {
+        if self.evidence.last().is_none_or(|last| now.since(last.began) >= incident) {
             if self.evidence.is_full() {
                 self.evidence.remove(0);
             }

@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use kvrail::fabric::{EventBatch, Fabric, FabricEvent};
+use kvrail::protocol::PROTOCOL_VERSION;
 use kvrail::protocol::door::Source;
 use kvrail::runtime::deadline::Deadline;
 use kvrail::tcp::{TcpConfig, TcpFabric};
@@ -92,7 +93,8 @@ fn a_stranger_gets_no_byte() {
 
     let violations = || metric(&holder, "kvrail_protocol_violations_total");
     // No message; a kind without its body; a lend without a handshake; a goodbye.
-    let messages: [&[u8]; 4] = [b"nonsense", &[1], &[5, 1, 0, 0, 0, 0, 0, 0], &[0; 20_000]];
+    let lend = [5, PROTOCOL_VERSION, 0, 0, 0, 0, 0, 0];
+    let messages: [&[u8]; 4] = [b"nonsense", &[1], &lend, &[0; 20_000]];
     for message in messages {
         let before = violations();
         say(peers, message);

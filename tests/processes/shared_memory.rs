@@ -57,12 +57,12 @@ fn it_is_chosen_for_peers_on_this_host_that_have_it_too() {
     for (name, client) in [("holder", &at_holder), ("near", &at_near), ("far", &at_far)] {
         assert_at_rest_over(transport(), name, client);
     }
-    // A pool that is mapped for reading cannot be written to from there.
+    // A pool and a page for probes of each; what is mapped for reading cannot be written to from there.
     let maps = fs::read_to_string(format!("/proc/{}/maps", near.id())).unwrap();
     let pools = maps.lines().filter(|line| line.contains("/memfd:kvrail-pool-"));
     let rights: Vec<&str> = pools.filter_map(|line| line.split(' ').nth(1)).collect();
-    assert_eq!(rights.iter().filter(|rights| **rights == "r--s").count(), 1, "{rights:?}");
-    assert_eq!(rights.iter().filter(|rights| **rights == "rw-s").count(), 1, "{rights:?}");
+    assert_eq!(rights.iter().filter(|rights| **rights == "r--s").count(), 2, "{rights:?}");
+    assert_eq!(rights.iter().filter(|rights| **rights == "rw-s").count(), 2, "{rights:?}");
 }
 
 #[test]
@@ -105,9 +105,10 @@ fn a_peer_that_is_killed_leaves_no_descriptor_and_no_mapping() {
         let mut after = (0, 0);
         until("what was the peer's goes", || {
             after = held(&node);
-            after.1 + 3 == with_peer.1
+            after.1 + 4 == with_peer.1
         });
-        // A page each way and the peer's pool; the registry's connection counts as before.
+        // A page each way, the peer's pool and its page for probes; the registry's connection counts
+        // as before.
         assert_eq!(after.0 + 1, with_peer.0, "the socket");
         let base = *base.get_or_insert(after);
         assert_eq!(after, base, "after peer {round}");

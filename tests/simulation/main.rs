@@ -11,7 +11,8 @@
 
 mod krate {
     pub(crate) use kvrail::{
-        event, fabric, health, lease, limits, memory, peer, policy, protocol, sim, store, types,
+        event, fabric, health, lease, limits, memory, peer, policy, protocol, route, sim, store,
+        types,
     };
 }
 
@@ -19,6 +20,8 @@ mod krate {
 #[path = "../../src/peer/tests/cluster/mod.rs"]
 #[expect(dead_code, unused_imports, reason = "the tests of the peer core use more of it")]
 mod cluster;
+#[cfg(test)]
+mod readers;
 #[cfg(test)]
 mod world;
 

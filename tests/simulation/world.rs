@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use crate::cluster::{Cluster, Shape, block_of, endpoint};
 use crate::krate::event::{Event, LeaseEnd};
-use crate::krate::peer::{FetchOutcome, Fetched};
+use crate::krate::health::BreakerState;
+use crate::krate::peer::{FetchOutcome, Fetched, Pressure};
 use crate::krate::types::{ResidentId, Scope};
+use crate::readers::Readers;
 
 /// Blocks that there are: few, so that nodes want the same ones.
 const BLOCKS: u64 = 24;
@@ -21,7 +23,7 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
 }
 
 /// What must happen in some run: a simulation in which nothing goes wrong proves nothing.
-const MUST_HAPPEN: [&str; 24] = [
+const MUST_HAPPEN: [&str; 28] = [
     "aborted",
     "already resident",
     "busy",
@@ -37,13 +39,17 @@ const MUST_HAPPEN: [&str; 24] = [
     "lost message",
     "not found",
     "partition",
+    "pause obeyed",
     "paused node",
+    "peer left alone",
+    "probe that was good",
     "rank step",
     "refused",
     "repeated message",
     "replayed",
     "reset",
     "restart",
+    "shared fetch",
     "stall",
     "superseded",
 ];
@@ -91,6 +97,8 @@ pub(crate) struct World {
     /// Pins that a local reader holds: node, life, resident.
     held: Vec<(usize, u64, ResidentId)>,
     lives: Vec<u64>,
+    /// By node: its readers that share fetches, and the life that they belong to.
+    readers: Vec<(u64, Readers)>,
     /// Rank steps, and blocks that arrived whole, of all lives that were tallied.
     steps: u64,
     landed: u64,
@@ -116,11 +124,17 @@ impl World {
         shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
         shape.peers.lease.leases_per_requester = 4;
         shape.peers.lease.bytes_per_requester = 4000;
+        if place % 2 == 1 {
+            // Some holders ask their readers to hold back, and lend no more at all now and then.
+            let (high_bytes, low_bytes, low_leases) = (3000, 1000, 3);
+            shape.peers.pressure = Pressure { high_bytes, low_bytes, low_leases };
+        }
         shape.noise.lost = [0, 0, 20][place / 54 % 3];
         shape.noise.repeated = [0, 20][place / 162 % 2];
         let cluster = Cluster::new(nodes, shape);
         let (split, held, lives) = (BTreeSet::new(), Vec::new(), vec![0; nodes]);
-        Self { random, cluster, split, held, lives, steps: 0, landed: 0 }
+        let readers = std::iter::repeat_with(|| (0, Readers::default())).take(nodes).collect();
+        Self { random, cluster, split, held, lives, readers, steps: 0, landed: 0 }
     }
 
     fn node(&mut self) -> usize {
@@ -251,7 +265,17 @@ impl World {
             }
         }
         if self.cluster.nodes[to].is_some() {
-            self.cluster.begin_fetch(to, from, &blocks);
+            // Some readers share their fetches, others do not: both must come out right.
+            if self.random.below(2) == 0 {
+                self.cluster.begin_fetch(to, from, &blocks);
+                return;
+            }
+            let readers = readers_of(&mut self.readers, &self.lives, to);
+            let led = readers.join(&blocks);
+            if !led.is_empty() {
+                let id = self.cluster.begin_fetch(to, from, &led);
+                readers.begun(id, led);
+            }
         }
     }
 
@@ -261,6 +285,7 @@ impl World {
             let Some(node) = &mut self.cluster.nodes[at] else { continue };
             for fetched in std::mem::take(&mut node.fetched) {
                 count(&fetched, seen);
+                readers_of(&mut self.readers, &self.lives, at).ended(fetched.id);
                 for outcome in fetched.outcomes {
                     if let FetchOutcome::Ready { found, .. } = outcome {
                         self.held.push((at, self.lives[at], found.id));
@@ -307,6 +332,13 @@ impl World {
         for at in 0..self.lives.len() {
             self.tally(at, seen);
             let node = self.cluster.node(at);
+            readers_of(&mut self.readers, &self.lives, at).assert_at_rest();
+            let followed = readers_of(&mut self.readers, &self.lives, at).followed;
+            seen.count("shared fetch", followed);
+            // The network is whole and everybody lives: nobody is left alone any more.
+            let mut health = node.peers.health(self.cluster.now());
+            let open = health.find(|entry| entry.state != BreakerState::Closed);
+            assert_eq!(open, None, "node {at} still leaves somebody alone");
             assert_eq!(node.leases(), 0, "node {at} still lends");
             assert_eq!(node.peers.unfinished(), 0, "node {at} still fetches");
             assert!(self.cluster.network.landing(endpoint(at)).is_empty());
@@ -334,6 +366,10 @@ impl World {
         let logged = |which: Event| node.log.count(|event| *event == which) as u64;
         seen.count("replayed", logged(Event::CompletionReplayed));
         seen.count("refused", logged(Event::CompletionRefused));
+        let opened = |event: &Event| matches!(event, Event::BreakerOpened { .. });
+        seen.count("peer left alone", node.log.count(opened) as u64);
+        seen.count("probe that was good", logged(Event::Probed { good: true }));
+        seen.count("pause obeyed", logged(Event::PauseObeyed));
         seen.count("evicted", node.landing.evicted);
         seen.count("lost message", node.lost);
         seen.count("repeated message", node.repeated);
@@ -385,4 +421,13 @@ fn count(fetched: &Fetched, seen: &mut Seen) {
         };
         seen.count(what, 1);
     }
+}
+
+/// The readers of a node's present life.
+fn readers_of<'a>(readers: &'a mut [(u64, Readers)], lives: &[u64], at: usize) -> &'a mut Readers {
+    let (life, readers) = &mut readers[at];
+    if *life != lives[at] {
+        (*life, *readers) = (lives[at], Readers::default());
+    }
+    readers
 }

@@ -16,6 +16,9 @@ use crate::types::{BlockHash, BlockKey, NamespaceId};
 /// sees to itself.
 pub(super) type Waiter = oneshot::Sender<(FetchOutcome, Source)>;
 
+/// A follower's end of it.
+type Told = oneshot::Receiver<(FetchOutcome, Source)>;
+
 /// Times that a reader follows others before it takes what they got for an answer. One that follows
 /// finds the block gone again only where memory is very short.
 const FOLLOWS: usize = 3;
@@ -92,7 +95,7 @@ impl Fetcher {
         namespace: NamespaceId,
         hashes: &[BlockHash],
         open: &[usize],
-    ) -> (Vec<usize>, Vec<(usize, oneshot::Receiver<(FetchOutcome, Source)>)>) {
+    ) -> (Vec<usize>, Vec<(usize, Told)>) {
         let (mut lead, mut follow) = (Vec::with_capacity(open.len()), Vec::new());
         let mut flights = lock(&self.flights);
         for at in open {
