@@ -1,7 +1,6 @@
 //! A fabric for far peers and one for near peers, as one.
 #![expect(
     clippy::unwrap_used,
-    clippy::indexing_slicing,
     clippy::disallowed_methods,
     reason = "a harness of tests fails by panicking; a wait has a deadline"
 )]
