@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use kvrail::event::{Event, EventSink};
 use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan, RemoteSpan};
+use kvrail::health::BreakerConfig;
 use kvrail::lease::LeaseConfig;
 use kvrail::memory::{HostPool, PoolOptions, Reservation};
 use kvrail::peer::{
-    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Published, RequesterConfig,
+    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
 };
 use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{RegionEntry, SecretKey};
@@ -137,7 +138,12 @@ impl Member {
             transfer_timeout: Duration::from_secs(5),
             answer_timeout: Duration::from_secs(5),
         };
-        let peers = PeerConfig { lease: LeaseConfig::default(), requester };
+        let peers = PeerConfig {
+            lease: LeaseConfig::default(),
+            requester,
+            pressure: Pressure::default(),
+            breaker: BreakerConfig::default(),
+        };
         let (capabilities, address) = (fabric.capabilities(), fabric.local_addr().unwrap());
         let peers = Peers::new(local, peers, capabilities, Arc::clone(&store), sink).unwrap();
         let landing = Memory { store, pool, region };

@@ -5,7 +5,8 @@
 //! `bandwidth` (MiB/s), `latency` or `leased` (typical microseconds), prints `MEASURE SIZE VALUE`; without
 //! the two, all measures. Behind the value of a latency stand the least and the tenth percentile: other
 //! work on the machine moves them least. `BENCH_QPS`, `BENCH_DEPTH` and `BENCH_SECONDS` are the lanes, the READs
-//! outstanding on each and the length of a bandwidth's run. `bench/rxe/compare` holds the values against
+//! outstanding on each and the length of a bandwidth's run. With `BENCH_LEASE_WINDOWS=1` leases have keys of
+//! their own, as by `--lease-windows`; only `leased` can be measured then. `bench/rxe/compare` holds the values against
 //! perftest's.
 #![expect(
     clippy::disallowed_methods,
@@ -50,6 +51,7 @@ fn fabric(lanes: usize, poll: PollMode) -> VerbsFabric {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         devices: std::env::var("KVRAIL_RDMA_DEVICE").into_iter().collect(),
         lanes,
+        lease_windows: std::env::var_os("BENCH_LEASE_WINDOWS").is_some(),
         poll,
         ..VerbsConfig::default()
     })

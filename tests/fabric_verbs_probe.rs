@@ -18,14 +18,16 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 
 use kvrail::fabric::{CloseReason, Fabric};
+use kvrail::limits::{NICS_MAX, STREAMS_MAX};
 
 use conformance::{End, Seen, pump};
 use rdma::{Verbs, device};
 
 /// Length of a hello, and where its fields are.
-const HELLO: usize = 208;
-const MTU: Range<usize> = 16..20;
-const PROBE_RKEY: Range<usize> = 48..52;
+const HELLO: usize = CARD + NICS_MAX * 184 + (1 + STREAMS_MAX) * 12 + 4;
+const CARD: usize = 24;
+const MTU: Range<usize> = CARD + 160..CARD + 164;
+const PROBE_RKEY: Range<usize> = CARD + 152..CARD + 156;
 
 /// What is changed: by whom it was sent, which field, and to what.
 #[derive(Clone)]

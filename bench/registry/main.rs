@@ -9,6 +9,7 @@
     clippy::disallowed_methods,
     clippy::print_stdout,
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     reason = "a measurement reads the clock and prints; a failure in it may panic"
 )]
 

@@ -123,6 +123,13 @@ impl Cluster {
         self.start(name, &all)
     }
 
+    /// Starts the other end of `kvrail bench read`, and waits until it serves.
+    pub(super) fn bench_holder(&self, arguments: &[String]) -> Result<Process, CliError> {
+        let mut all = vec!["bench", "hold", "--listen", "127.0.0.1:0"];
+        all.extend(arguments.iter().map(String::as_str));
+        self.start("holder", &all)?.ready()
+    }
+
     fn start(&self, name: &str, arguments: &[&str]) -> Result<Process, CliError> {
         let ready_file = self.path().join(format!("{name}.ready"));
         let log = self.path().join(format!("{name}.log"));

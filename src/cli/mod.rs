@@ -4,6 +4,7 @@
 //! correct (an argument, a file, a setting); 1 is anything else. To add a command, add its variant to
 //! `Command` and its arm to `dispatch`.
 
+pub mod bench;
 mod chain;
 pub mod cluster;
 pub mod demo;
@@ -108,6 +109,8 @@ enum Command {
     Stat(stat::StatArgs),
     /// List the blocks of the local node.
     Ls(ls::LsArgs),
+    /// Measure what this machine gets out of kvrail.
+    Bench(bench::BenchArgs),
     /// Say why RDMA or GPU-direct will not work on this host, line by line, each with its remedy.
     Doctor(doctor::DoctorArgs),
 }
@@ -121,6 +124,7 @@ fn dispatch(command: Command) -> Result<ExitCode, CliError> {
         Command::Get(args) => get::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Ls(args) => ls::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     }
 }

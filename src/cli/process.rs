@@ -5,6 +5,9 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -12,7 +15,14 @@ use tracing_subscriber::EnvFilter;
 
 use super::CliError;
 use crate::config::ProcessConfig;
+use crate::runtime::deadline::Deadline;
 use crate::sys::process::{self, DeathSignal};
+
+/// How long a signal may take from the children's end to our note of it.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// How often that note is looked at.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Sends logs to standard error, filtered by the configuration.
 ///
@@ -89,6 +99,38 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
         .enable_all()
         .build()
         .map_err(|error| CliError::failed(format!("cannot start the control threads: {error}")))
+}
+
+/// Whether a signal ended a command. One that `failed` may have failed because its children got the
+/// signal too, and a moment earlier: the note of ours may still be on its way.
+pub(super) fn is_interrupted(interrupted: &AtomicBool, failed: bool) -> bool {
+    let grace = Deadline::after(if failed { GRACE } else { Duration::ZERO });
+    loop {
+        if interrupted.load(Ordering::Relaxed) || !grace.pause(POLL) {
+            return interrupted.load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// Notes a signal, for a command to see between its steps. The children of a terminal's Ctrl-C get
+/// their own, so that a step that waits for one of them ends soon.
+pub(super) fn watch_signals(interrupted: Arc<AtomicBool>) -> Result<(), CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CliError::failed)?;
+    let stop = {
+        let _context = runtime.enter();
+        Stop::listen()?
+    };
+    let watch = move || {
+        runtime.block_on(async {
+            stop.wait(std::future::pending()).await.ok();
+            interrupted.store(true, Ordering::Relaxed);
+        });
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(CliError::failed)?;
+    Ok(())
 }
 
 /// SIGINT and SIGTERM, caught from the moment that this is made.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -175,7 +176,7 @@ struct Save<'a> {
 
 impl<'a> Save<'a> {
     fn batch(&mut self, sizes: &[u32], file: &mut File) -> Result<(), CliError> {
-        let memory = self.reserve(sizes)?;
+        let memory = reserve(self.client, sizes, self.args.door.timeout)?;
         let mut blocks = Vec::with_capacity(memory.len());
         let mut bytes = Vec::new();
         for (mut memory, size) in memory.into_iter().zip(sizes) {
@@ -202,26 +203,30 @@ impl<'a> Save<'a> {
         }
         Ok(())
     }
+}
 
-    /// Reserves, waiting as long as the node says that it is busy.
-    fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reservation<'a>>, CliError> {
-        let mut patience = Patience::new(self.args.door.timeout);
-        loop {
-            let error = match self.client.reserve(sizes) {
-                Ok(memory) => return Ok(memory),
-                Err(error) => error,
-            };
-            let Some(pause) = error.backpressure() else {
-                return Err(error.into());
-            };
-            if !patience.wait(pause) {
-                return Err(CliError::failed(format_args!(
-                    "the node had no memory for {} blocks within {}: its pools are full of blocks \
-                     in use (see `kvrail stat`); try again later, or start it with a larger pool",
-                    sizes.len(),
-                    humantime::format_duration(self.args.door.timeout)
-                )));
-            }
+/// Reserves, waiting as long as the node says that it is busy.
+pub(super) fn reserve<'a>(
+    client: &'a Client,
+    sizes: &[u32],
+    timeout: Duration,
+) -> Result<Vec<Reservation<'a>>, CliError> {
+    let mut patience = Patience::new(timeout);
+    loop {
+        let error = match client.reserve(sizes) {
+            Ok(memory) => return Ok(memory),
+            Err(error) => error,
+        };
+        let Some(pause) = error.backpressure() else {
+            return Err(error.into());
+        };
+        if !patience.wait(pause) {
+            return Err(CliError::failed(format_args!(
+                "the node had no memory for {} blocks within {}: its pools are full of blocks in \
+                 use (see `kvrail stat`); try again later, or start it with a larger pool",
+                sizes.len(),
+                humantime::format_duration(timeout)
+            )));
         }
     }
 }

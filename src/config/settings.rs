@@ -180,8 +180,9 @@ pub struct ServeSettings {
     /// Without it a peer reads by its pool's one key, and the end of an expired lease cuts the peer's
     /// connection. With it only that lease ends, and a key reads nothing but what its lease lends. A
     /// lend then waits for the device to make the key, and a lease needs one key for each run of
-    /// blocks that lie next to each other, of 128 that a peer can have at once. All of a cluster need
-    /// not have the same.
+    /// blocks that lie next to each other, of 128 that a peer can have at once; blocks beyond that are
+    /// busy. On SoftRoCE a leased read of 4 KiB took about 40 us more, of 230. Peers on this host are
+    /// not reached over shared memory then. All of a cluster need not have the same.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub lease_windows: Option<bool>,
 

@@ -32,6 +32,8 @@ pub(super) enum Fault {
     UnpinUnannounced,
     /// What a search found is believed, though its chunk is the first one no more.
     FoundUnchecked,
+    /// A chunk that somebody froze, and did not come to replace, is left as it is.
+    FrozenLeft,
     /// What was found to be garbage of one chunk is passed by in another.
     SkipForeign,
 }

@@ -17,6 +17,7 @@ mod redis_server;
 mod support;
 
 mod authentication;
+mod bench;
 mod commands;
 mod demo;
 mod disaggregated;

@@ -1,7 +1,6 @@
 //! A fabric for far peers and one for near peers, as one.
 #![expect(
     clippy::unwrap_used,
-    clippy::indexing_slicing,
     clippy::disallowed_methods,
     reason = "a harness of tests fails by panicking; a wait has a deadline"
 )]
@@ -154,7 +153,9 @@ fn a_near_and_a_far_peer_are_served_at_once() {
 
     let (near_lands, near_memory) = near.region(&vec![0; LEN], Access::Local);
     let (far_lands, far_memory) = far.region(&vec![0; LEN], Access::Local);
-    let batch = |into| super::conformance::batch(&[Read::same(1, &remote, into, 0, LEN as u32)]);
+    let batch = |into| {
+        super::conformance::batch(&[Read::same(1, &remote, into, 0, u32::try_from(LEN).unwrap())])
+    };
     near.fabric.post(at_a, &batch(&near_lands)).unwrap();
     far.fabric.post(far_id, &batch(&far_lands)).unwrap();
     pump_both(&mut holder, &mut far, |_, far| far.completions(far_id).len() == 1);

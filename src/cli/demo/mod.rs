@@ -5,15 +5,13 @@ mod story;
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 
 use super::CliError;
-use super::process::Stop;
+use super::process::{is_interrupted, watch_signals};
 use crate::node::TransportChoice;
-use crate::runtime::deadline::Deadline;
 
 /// Arguments of `kvrail demo`.
 #[derive(Debug, Clone, Args)]
@@ -28,12 +26,6 @@ pub struct DemoArgs {
 
 /// Exit code of a process that an interrupt ended, as shells count it.
 const INTERRUPTED: u8 = 130;
-
-/// How long a signal may take from the children's end to our note of it.
-const GRACE: Duration = Duration::from_millis(500);
-
-/// How often that note is looked at.
-const POLL: Duration = Duration::from_millis(5);
 
 /// Runs the demonstration. It leaves no process, socket or file behind, also when it is interrupted.
 ///
@@ -53,36 +45,4 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, CliError> {
     outcome?;
     report.finish()?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whether a signal ended the story. One that `failed` may have failed because its children got the
-/// signal too, and a moment earlier: the note of ours may still be on its way.
-fn is_interrupted(interrupted: &AtomicBool, failed: bool) -> bool {
-    let grace = Deadline::after(if failed { GRACE } else { Duration::ZERO });
-    loop {
-        if interrupted.load(Ordering::Relaxed) || !grace.pause(POLL) {
-            return interrupted.load(Ordering::Relaxed);
-        }
-    }
-}
-
-/// Notes a signal for the story to see between its steps. The children of a terminal's Ctrl-C get
-/// their own, so that a step that waits for one of them ends soon.
-fn watch_signals(interrupted: Arc<AtomicBool>) -> Result<(), CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(CliError::failed)?;
-    let stop = {
-        let _context = runtime.enter();
-        Stop::listen()?
-    };
-    let watch = move || {
-        runtime.block_on(async {
-            stop.wait(std::future::pending()).await.ok();
-            interrupted.store(true, Ordering::Relaxed);
-        });
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(CliError::failed)?;
-    Ok(())
 }

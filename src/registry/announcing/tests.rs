@@ -119,7 +119,7 @@ impl World {
             batch: 4,
             in_flight: 1 + usize::try_from(seed % 6).unwrap(),
             backoff: (Duration::from_millis(2), Duration::from_millis(20)),
-            pending_max: if seed % 5 == 0 { 12 } else { 1000 },
+            pending_max: if seed.is_multiple_of(5) { 12 } else { 1000 },
             ..AnnounceOptions::default()
         };
         Self {

@@ -34,6 +34,7 @@ use super::word::{TAG_BITS, Word};
 use crate::limits;
 use crate::sync::{Apart, Cell, Groups, Shared};
 use crate::types::EvictionRank;
+use sweep::Bounds;
 
 /// Entries of a chunk: with tag and link, two cache lines. In tests two, so that chunks come and go
 /// all the time.
@@ -143,6 +144,9 @@ pub(super) struct Logs {
     hand: Apart<Cell>,
     /// So many chunks are used before anything is swept.
     enough: u64,
+    /// Logs do not grow while more than so many are used: the sweep needs some to put into what it
+    /// keeps, or it could free none.
+    room: u64,
     /// Placements so far and the count at each entry's, where ages are asked for; else empty.
     placements: Apart<Cell>,
     counts: Groups<ENTRIES>,
@@ -176,7 +180,7 @@ fn is_empty(entry: u64) -> bool {
 impl Logs {
     /// `aged` says that ages will be asked for.
     pub(super) fn new(capacity: u32, aged: bool) -> Self {
-        let (enough, count) = sweep::bounds(capacity as usize);
+        let Bounds { enough, room, count } = sweep::bounds(capacity as usize);
         let end = |_| Ends {
             head: Apart(Cell::new(NIL)),
             skip: Cell::new(0),
@@ -190,6 +194,7 @@ impl Logs {
             used: Apart(Cell::new(0)),
             hand: Apart(Cell::new(link_to(NIL, 1))),
             enough,
+            room,
             placements: Apart(Cell::new(0)),
             counts: Groups::zeroed(if aged { count } else { 0 }),
         };
@@ -308,6 +313,9 @@ impl Logs {
             return;
         }
         self.sweep(worth);
+        if self.used.get() >= self.room {
+            return;
+        }
         let Some(fresh) = self.prepare_last(rank) else {
             return;
         };

@@ -8,7 +8,7 @@
 //! they had, and leads on to what followed. So the order stays, and no reader sees half of it: an
 //! entry is in the run or in its replacement. Whoever stops within this has taken nothing away:
 //! frozen chunks are read and swept like others, only nothing can be exchanged behind one until it is
-//! part of a run itself.
+//! part of a run itself, be it a run of one.
 //!
 //! What is undecided is kept. An entry that was appended for a touch counts only later, and the hole
 //! that a sweep would make of it could never be found again.
@@ -28,6 +28,7 @@ use super::{
     CHUNKS_SPARE, ENTRIES, Logs, MARK, NIL, Placed, Worth, link_to, number_of, position, void,
 };
 use crate::limits;
+use crate::store::fault::{self, Fault};
 use crate::sync::{Cell, Shared};
 use crate::types::EvictionRank;
 
@@ -40,11 +41,25 @@ const LOOKS: usize = 8;
 /// Chunks that one can replace.
 const RUN: usize = 8;
 
-/// So many chunks may be used before anything is swept, and so many there are.
-pub(super) fn bounds(capacity: usize) -> (u64, usize) {
+/// Chunks that only the sweep takes, one for each thread that is stopped while it holds one.
+const SWEEPERS: usize = CHUNKS_SPARE / 2;
+
+/// How many chunks a store of this capacity has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// So many may be used before anything is swept.
+    pub(super) enough: u64,
+    /// So many may be used before logs wait for the sweep, which they do themselves.
+    pub(super) room: u64,
+    /// So many there are.
+    pub(super) count: usize,
+}
+
+pub(super) fn bounds(capacity: usize) -> Bounds {
     let full = capacity.div_ceil(ENTRIES);
     let enough = if cfg!(any(test, shuttle)) { 0 } else { SLACK * full + 64 };
-    (enough as u64, RESERVE * full + CHUNKS_SPARE)
+    let count = RESERVE * full + CHUNKS_SPARE;
+    Bounds { enough: enough as u64, room: (count - SWEEPERS) as u64, count }
 }
 
 /// An entry that is kept, and the count of its placement.
@@ -104,8 +119,9 @@ impl Logs {
         match run.links.len() {
             // The end of the log.
             0 => return self.next_log(hand, rank),
-            // This one stays, and the next run is behind it.
-            1 if !run.kept.is_empty() => {
+            // This one stays, and the next run is behind it. But a frozen one would stay in the hand's
+            // way for as long as anything in it counts, so it is replaced by one like it.
+            1 if !run.kept.is_empty() && !self.is_frozen(link) => {
                 if before.get() == link {
                     self.hand.replace(hand, past);
                 }
@@ -117,6 +133,12 @@ impl Logs {
             }
         }
         run.links.len()
+    }
+
+    /// Whether whoever froze this chunk did not come to replace it.
+    fn is_frozen(&self, link: u64) -> bool {
+        let frozen = self.chunk(link).is_some_and(|chunk| chunk.next.get() & MARK != 0);
+        frozen && !fault::is(Fault::FrozenLeft)
     }
 
     /// The link that the hand is at, if its chunk is still of that use, and the rank of its log.
@@ -200,5 +222,83 @@ impl Logs {
             }
         }
         Some(link)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::store::word::Word;
+
+    /// A log of slots that are touched, each of which counts at its newest place.
+    struct Touched {
+        logs: Logs,
+        places: RefCell<Vec<u64>>,
+    }
+
+    impl Touched {
+        fn touch(&self, slot: u32) {
+            let worth = |placed: Placed| match self.places.borrow().get(placed.slot as usize) {
+                Some(place) if *place == placed.position => Worth::Counts(Word(0)),
+                _ => Worth::Garbage,
+            };
+            let position = self.logs.append(EvictionRank::FIRST, slot, &worth);
+            self.places.borrow_mut()[slot as usize] = position;
+        }
+    }
+
+    /// Whether a log grows and grows behind a chunk that was frozen and never replaced.
+    fn grows_behind_a_frozen_chunk() -> bool {
+        const SLOTS: u32 = 64;
+        let touched = Touched {
+            logs: Logs::new(SLOTS, false),
+            places: RefCell::new(vec![0; SLOTS as usize]),
+        };
+        (0..SLOTS).for_each(|slot| touched.touch(slot));
+        let hot = |round: u32| touched.touch(round * 2 % SLOTS);
+        // A chunk that the sweep has just made of what is touched no more. What follows it is still
+        // to be swept, so the link to that is not yet the one that the sweep made.
+        let logs = &touched.logs;
+        let is_such = |link: &u64| {
+            let chunk = logs.chunk(*link).unwrap();
+            let next = chunk.next.get();
+            let number = logs.chunk(next).map(super::super::Chunk::number);
+            let cold = |entry: &Cell| {
+                let slot = Placed::new(EvictionRank::FIRST, entry.get()).slot;
+                slot < SLOTS && slot % 2 == 1
+            };
+            let following = logs.chunk(next).into_iter().flat_map(|chunk| chunk.entries);
+            number.is_some_and(|number| number != number_of(next))
+                && chunk.entries.iter().all(cold)
+                && following.into_iter().any(cold)
+        };
+        let link = (0..10_000).find_map(|round| {
+            hot(round);
+            let first = logs.head(EvictionRank::FIRST);
+            std::iter::successors(first, |link| {
+                let next = logs.chunk(*link)?.next.get();
+                (next & NIL != NIL).then_some(next)
+            })
+            .find(is_such)
+        });
+        logs.freeze(link.unwrap(), EvictionRank::FIRST).unwrap();
+        let settled = logs.used();
+        (0..100 * SLOTS).any(|round| {
+            hot(round);
+            logs.used() > 2 * settled
+        })
+    }
+
+    /// Whoever froze a chunk may have lost the race to replace it. The sweep goes on behind it.
+    #[test]
+    fn a_frozen_chunk_does_not_end_the_sweep_of_what_is_behind_it() {
+        assert!(!grows_behind_a_frozen_chunk());
+        fault::set(Some(Fault::FrozenLeft));
+        let grows = grows_behind_a_frozen_chunk();
+        fault::set(None);
+        assert!(grows, "the sweep does not need the repair");
     }
 }

@@ -34,6 +34,7 @@ mod messages;
 mod nics;
 mod pairing;
 mod parking;
+mod polling;
 mod posting;
 mod probe;
 mod regions;
@@ -66,8 +67,8 @@ use crate::fabric::{
 };
 use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
-use crate::sys::clock::{coarse, now};
-use crate::sys::connections::{Breakable, Broken};
+use crate::sys::clock::coarse;
+use crate::sys::connections::Broken;
 use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::eventfd::EventFd;
 use crate::sys::ibverbs::ibv_wc;
@@ -81,18 +82,9 @@ const READY_MAX: usize = 64;
 /// How often deadlines are checked while some are running.
 const SWEEP: Duration = Duration::from_millis(50);
 
-/// How long a cut connection is waited for, so that its flushes are seen without delay.
-const DRAIN_WAIT: Duration = Duration::from_millis(1);
-
-/// How long an adaptive poll spins after it last found or posted something: a few small READs.
-const SPIN: Duration = Duration::from_micros(100);
-
 /// How often a poll that spins looks at what it watches for somebody else. That is a system call, and
 /// costs as much as several looks at the queues.
 const LOOK: Duration = Duration::from_micros(10);
-
-/// Looks at the queues between looks at the clock, which costs more than they do on some hosts.
-const TURNS_PER_CLOCK: usize = 32;
 
 /// Completions taken at once.
 const COMPLETIONS: usize = 32;
@@ -225,6 +217,13 @@ impl VerbsFabric {
         self.nics.devices.iter().map(|device| &device.choice).collect()
     }
 
+    /// READs that one queue pair has on the wire at once (`max_rd_atomic`), as the devices say; a
+    /// peer may take fewer.
+    #[must_use]
+    pub fn reads_issued(&self) -> u8 {
+        self.nics.devices.iter().map(|device| device.limits.reads_issued).min().unwrap_or(0)
+    }
+
     /// Completions that matched no READ outstanding and were dropped.
     #[must_use]
     pub fn stale_completions(&self) -> u64 {
@@ -283,78 +282,6 @@ impl VerbsFabric {
             self.active = true;
         }
         any || batch.events.len() > before
-    }
-
-    /// How long a poll may sleep, so that deadlines are checked in time.
-    fn wait_limit(&mut self) -> Duration {
-        let paused = self.paused;
-        let mut limit = if paused { SWEEP } else { Duration::MAX };
-        for (_, connection) in self.table.iter_mut() {
-            if connection.is_broken() {
-                limit = limit.min(DRAIN_WAIT);
-            } else if connection.is_timed() {
-                limit = limit.min(SWEEP);
-            }
-        }
-        limit
-    }
-
-    /// Looks for completions without sleeping, for as long as the mode says. Answers whether the poll
-    /// is over.
-    fn spin(
-        &mut self,
-        begun: Timestamp,
-        timeout: Duration,
-        batch: &mut EventBatch,
-    ) -> Result<bool, FabricError> {
-        let limit = match self.poll {
-            PollMode::Busy => timeout,
-            PollMode::Adaptive if self.active => timeout.min(SPIN),
-            PollMode::Adaptive | PollMode::Event => return Ok(false),
-        };
-        let mut at = begun;
-        let mut since = None;
-        loop {
-            for _turn in 0..TURNS_PER_CLOCK {
-                if self.drain(at, batch) || self.wake.take() {
-                    return Ok(true);
-                }
-            }
-            // What is waited for may need this processor: a software device works in kernel threads,
-            // and the scheduler lets a thread that spins finish its slice of milliseconds.
-            std::thread::yield_now();
-            at = coarse();
-            let precise = now();
-            let looks = self.watching.is_some_and(|next| precise >= next);
-            if looks {
-                self.watching = Some(precise + LOOK);
-            }
-            if (looks || at >= self.next_service) && self.service(Duration::ZERO, batch)? {
-                return Ok(true);
-            }
-            if precise.since(*since.get_or_insert(precise)) >= limit {
-                self.active = false;
-                return Ok(self.poll == PollMode::Busy);
-            }
-        }
-    }
-
-    /// Sleeps until something happens, or the time is up.
-    fn sleep(
-        &mut self,
-        at: Timestamp,
-        timeout: Duration,
-        batch: &mut EventBatch,
-    ) -> Result<(), FabricError> {
-        self.arm(at);
-        // What came before the queues were armed makes no event.
-        if self.drain(at, batch) {
-            return Ok(());
-        }
-        let limit = timeout.min(self.wait_limit());
-        self.service(limit, batch)?;
-        self.drain(coarse(), batch);
-        Ok(())
     }
 }
 

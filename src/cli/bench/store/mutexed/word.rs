@@ -11,8 +11,8 @@
 //!
 //! A word is a value: each operation computes the next word from the one it read.
 
-use kvrail::limits;
-use kvrail::types::{EvictionRank, Generation};
+use crate::limits;
+use crate::types::{EvictionRank, Generation};
 
 const RANK_AT: u32 = 32;
 const RANK_BITS: u64 = 0x1f;

@@ -3,14 +3,14 @@
 
 use std::fmt;
 
-use kvrail::policy::ListHead;
-use kvrail::types::EvictionRank;
+use crate::policy::ListHead;
+use crate::types::EvictionRank;
 
 /// No slot. Beyond every index, so that a look-up by it finds nothing.
 pub(super) const NIL: u32 = u32::MAX;
 
 /// One list per rank; index 0 is unused.
-const LISTS: usize = kvrail::limits::RANK_MAX as usize + 1;
+const LISTS: usize = crate::limits::RANK_MAX as usize + 1;
 
 #[derive(Debug, Clone, Copy)]
 struct Link {

@@ -9,11 +9,11 @@ use super::index::Index;
 use super::lists::Lists;
 use super::requesters::Requesters;
 use super::word::{Flag, Word};
-use kvrail::policy::{Origin, Policy, RankEvent};
-use kvrail::store::{
+use crate::policy::{Origin, Policy, RankEvent};
+use crate::store::{
     Committed, Evicted, Found, InsertError, Payload, PinError, StoreConfig, StoreStats, UnpinError,
 };
-use kvrail::types::{BlockKey, EvictionRank, RequesterIndex, ResidentId};
+use crate::types::{BlockKey, EvictionRank, RequesterIndex, ResidentId};
 
 /// A rank before and after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,9 +5,9 @@
 //! given, or 0 for "not served". Later ones go to a sorted overflow of 4 bytes each, which exists
 //! only where such a requester read this resident and ends with it. Exactness has no fixed bound
 //! below one entry per requester, so this is the one place where the store allocates after its
-//! construction; [`kvrail::limits::REQUESTERS_MAX`] bounds it to 16 KiB per resident.
+//! construction; [`crate::limits::REQUESTERS_MAX`] bounds it to 16 KiB per resident.
 
-use kvrail::types::{EvictionRank, RequesterIndex};
+use crate::types::{EvictionRank, RequesterIndex};
 
 const RANK_BITS: u32 = 5;
 const PER_WORD: u16 = 12;
@@ -19,7 +19,7 @@ const INLINE: u16 = 48;
 const _: () = {
     assert!(INLINE as usize == PER_WORD as usize * WORDS);
     assert!(PER_WORD as u32 * RANK_BITS <= u64::BITS);
-    assert!((kvrail::limits::RANK_MAX as u32) < 1 << RANK_BITS);
+    assert!((crate::limits::RANK_MAX as u32) < 1 << RANK_BITS);
 };
 
 #[derive(Debug, Default)]

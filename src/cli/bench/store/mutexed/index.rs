@@ -10,7 +10,7 @@ use std::hash::BuildHasher;
 use foldhash::fast::RandomState;
 
 use super::lists::NIL;
-use kvrail::types::BlockKey;
+use crate::types::BlockKey;
 
 pub(super) struct Index {
     /// The first slot of each chain; a power of two of them, at least one per slot.

@@ -1,0 +1,139 @@
+//! `kvrail bench`: what this machine gets out of kvrail, next to its own limits and to alternatives,
+//! measured in one run.
+
+mod cpu;
+mod latency;
+mod machine;
+pub mod read;
+pub mod store;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::CliError;
+use super::process::{is_interrupted, watch_signals};
+
+/// Exit code of a process that an interrupt ended, as shells count it.
+const INTERRUPTED: u8 = 130;
+
+/// Arguments of `kvrail bench`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum What {
+    /// Compare the store with the same ranks under a mutex.
+    Store(store::StoreArgs),
+    /// Measure what it takes to read a peer's blocks.
+    Read(read::ReadArgs),
+    /// Be the end that bench read reads from, on another host.
+    Hold(read::HoldArgs),
+}
+
+pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
+    match &args.what {
+        What::Store(args) => store::run(args),
+        What::Read(args) => read::run(args),
+        What::Hold(args) => read::hold(args),
+    }
+}
+
+/// Says why a bench ended, as every command does.
+fn finish(error: &CliError) -> ExitCode {
+    eprintln!("kvrail: {error}");
+    ExitCode::from(error.exit_code())
+}
+
+/// A run: its progress on standard error, where that is a terminal, and whether it is to end.
+#[derive(Debug)]
+struct Bench {
+    bar: ProgressBar,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Bench {
+    /// Begins a run of so many steps. From now on a signal ends it with what was measured.
+    fn start(steps: u64) -> Result<Self, CliError> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        watch_signals(Arc::clone(&interrupted))?;
+        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+        let bar = match ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}, {eta} left") {
+            Ok(style) => bar.with_style(style),
+            Err(_no_style) => bar,
+        };
+        Ok(Self { bar, interrupted })
+    }
+
+    fn say(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+        self.bar.tick();
+    }
+
+    fn step(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Takes the bar off the screen.
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Whether a signal ended it. One that `failed` may have failed because its children heard the
+    /// signal, too.
+    fn ended(&self, failed: bool) -> bool {
+        is_interrupted(&self.interrupted, failed)
+    }
+}
+
+/// The middle of these values, or the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let upper = values.get(values.len() / 2)?;
+    let lower = values.get((values.len() - 1) / 2)?;
+    Some(f64::midpoint(*lower, *upper))
+}
+
+/// A number as people write large ones: `100k`, `1M`, `250000`.
+fn count(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1_000),
+        None => text.strip_suffix('M').map_or((text, 1), |digits| (digits, 1_000_000)),
+    };
+    let whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = whole.then(|| digits.parse::<u64>().ok()?.checked_mul(unit)).flatten();
+    number
+        .ok_or_else(|| format!("a count is a whole number such as 5000, 100k or 1M; got {text:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_and_others_refused() {
+        for (text, want) in [("0", 0), ("5000", 5000), ("100k", 100_000), ("2M", 2_000_000)] {
+            assert_eq!(count(text), Ok(want));
+        }
+        for text in ["", "k", "1.5M", "-1", "1G", "99999999999999999999M"] {
+            assert!(count(text).unwrap_err().contains("100k or 1M"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(Vec::new()), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+}

@@ -1,0 +1,103 @@
+//! The fabrics that are measured, set up as `serve` does.
+
+use std::net::SocketAddr;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::CliError;
+use crate::fabric::Fabric;
+use crate::memory::Mapping;
+use crate::tcp::{TcpConfig, TcpFabric};
+use crate::verbs::{PollMode, VerbsConfig, VerbsFabric};
+
+/// The device, on each end by itself.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DeviceArgs {
+    /// RDMA devices, such as mlx5_0 [default: all of the fastest]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub rdma_device: Vec<String>,
+    /// Index of the GID on each of them [default: RoCE v2 on IPv4 before others]
+    #[arg(long, value_name = "INDEX")]
+    pub gid_index: Option<u32>,
+    /// How a thread waits on an RDMA device: busy, adaptive or event [default: adaptive]
+    #[arg(long, value_name = "MODE")]
+    pub poll: Option<PollMode>,
+}
+
+impl DeviceArgs {
+    /// The same settings as arguments of another process.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let Self { rdma_device, gid_index, poll } = self;
+        let device = rdma_device.iter().flat_map(|name| ["--rdma-device".to_owned(), name.clone()]);
+        let index = gid_index.iter().flat_map(|at| ["--gid-index".to_owned(), at.to_string()]);
+        let poll = poll.iter().flat_map(|mode| ["--poll".to_owned(), mode.to_string()]);
+        device.chain(index).chain(poll).collect()
+    }
+}
+
+/// A fabric that can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Transport {
+    Verbs,
+    Tcp,
+}
+
+impl Transport {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Verbs => "verbs",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// What all of them have here.
+pub(super) trait Wire: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send {
+    fn listens(&self) -> Option<SocketAddr>;
+
+    /// READs that the network carries at once for this many streams; none where it has no such
+    /// limit of its own.
+    fn reads_at_once(&self, streams: usize) -> Option<usize>;
+}
+
+impl Wire for TcpFabric {
+    fn listens(&self) -> Option<SocketAddr> {
+        self.local_addr()
+    }
+
+    fn reads_at_once(&self, _streams: usize) -> Option<usize> {
+        None
+    }
+}
+
+impl Wire for VerbsFabric {
+    fn listens(&self) -> Option<SocketAddr> {
+        self.local_addr()
+    }
+
+    fn reads_at_once(&self, streams: usize) -> Option<usize> {
+        Some(usize::from(self.reads_issued()) * streams)
+    }
+}
+
+pub(super) fn tcp(listen: Option<SocketAddr>, streams: usize) -> Result<TcpFabric, CliError> {
+    TcpFabric::new(TcpConfig { listen, streams, ..TcpConfig::default() }).map_err(CliError::failed)
+}
+
+pub(super) fn verbs(
+    device: &DeviceArgs,
+    listen: Option<SocketAddr>,
+    streams: usize,
+) -> Result<VerbsFabric, CliError> {
+    let made = VerbsFabric::new(&VerbsConfig {
+        listen,
+        devices: device.rdma_device.clone(),
+        gid_index: device.gid_index,
+        lanes: streams,
+        poll: device.poll.unwrap_or_default(),
+        ..VerbsConfig::default()
+    });
+    made.map_err(|error| CliError::failed(format!("--transport verbs cannot be had: {error}")))
+}

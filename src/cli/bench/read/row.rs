@@ -1,0 +1,107 @@
+//! One point of the sweep: what is asked for, and what came out.
+
+use std::panic::resume_unwind;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use crate::cli::CliError;
+use crate::cli::bench::Bench;
+use crate::cli::bench::latency::Latency;
+
+/// What one thread does.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    /// Bytes of a block.
+    pub(super) size: u32,
+    /// Blocks that there are to be read.
+    pub(super) count: u32,
+    /// Blocks asked for at once.
+    pub(super) batch: usize,
+    /// Batches in flight.
+    pub(super) depth: usize,
+    /// Blocks that are next to each other on the holder and asked for one after the other.
+    pub(super) run: u32,
+    /// For how long.
+    pub(super) time: Duration,
+    /// What makes its order of blocks.
+    pub(super) seed: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub(super) struct Measured {
+    /// From a batch's request to its last byte.
+    pub(super) latency: Latency,
+    /// Blocks that came from the holder.
+    pub(super) blocks: u64,
+    /// Blocks that were here already.
+    pub(super) hits: u64,
+    /// Blocks that were asked for again, because there was no room.
+    pub(super) busy: u64,
+    /// READs posted.
+    pub(super) works: u64,
+    /// Lists of READs posted.
+    pub(super) posts: u64,
+    /// From the first request to the last byte.
+    pub(super) elapsed: Duration,
+}
+
+impl Measured {
+    pub(super) fn new() -> Result<Self, CliError> {
+        Ok(Self {
+            latency: Latency::new()?,
+            blocks: 0,
+            hits: 0,
+            busy: 0,
+            works: 0,
+            posts: 0,
+            elapsed: Duration::ZERO,
+        })
+    }
+
+    /// Takes what another thread measured at the same time.
+    fn add(&mut self, other: &Self) -> Result<(), CliError> {
+        let Self { latency, blocks, hits, busy, works, posts, elapsed } = other;
+        self.latency.add(latency)?;
+        self.blocks += blocks;
+        self.hits += hits;
+        self.busy += busy;
+        self.works += works;
+        self.posts += posts;
+        self.elapsed = self.elapsed.max(*elapsed);
+        Ok(())
+    }
+}
+
+/// What reads, on a thread of its own.
+pub(super) trait Subject: Send {
+    fn measure(&mut self, load: &Load, bench: &Bench) -> Result<Measured, CliError>;
+}
+
+/// Runs all of them at once, each with its own order of blocks.
+pub(super) fn together(
+    subjects: &mut [Box<dyn Subject>],
+    load: &Load,
+    bench: &Bench,
+) -> Result<Measured, CliError> {
+    let barrier = &Barrier::new(subjects.len());
+    let mut sum = Measured::new()?;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = subjects
+            .iter_mut()
+            .zip(load.seed..)
+            .map(|(subject, seed)| {
+                scope.spawn(move || {
+                    barrier.wait();
+                    subject.measure(&Load { seed, ..*load }, bench)
+                })
+            })
+            .collect();
+        let all: Vec<_> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect();
+        all.into_iter().try_for_each(|measured| sum.add(&measured?))
+    })?;
+    Ok(sum)
+}

@@ -1,0 +1,238 @@
+//! `kvrail bench`: what it refuses, and that a short run of each kind reports what it measured.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+
+use kvrail::cli::cluster::Cluster;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{BINARY, cluster, until};
+
+fn temporary() -> TempDir {
+    TempDir::with_prefix("kvrail-test-").unwrap()
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    command.arg("bench").args(arguments).env_clear().stdin(Stdio::null());
+    command
+}
+
+fn bench(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    report(arguments, &bench(arguments))
+}
+
+fn report(arguments: &[&str], output: &Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn refused(arguments: &[&str], part: &str) {
+    let output = bench(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    assert!(said.starts_with("kvrail: ") && said.contains(part), "{arguments:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+}
+
+fn number(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"))
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    for (arguments, part) in [
+        (&["store", "--entries", "many"][..], "--entries"),
+        (&["store", "--entries", "10"], "1000 to 16777216"),
+        (&["store", "--threads", "0"], "1 to 256 threads"),
+        (&["store", "--rounds", "0"], "--rounds"),
+        (&["store", "--contenders", "redis"], "kvrail, mutexed"),
+        (&["store", "--operations", "8", "--threads", "8"], "--operations"),
+        (&["store", "--operations", "1G"], "--operations"),
+        (&["read", "--size", "32MiB"], "64 to 16MiB"),
+        (&["read", "--size", "1"], "64 to 16MiB"),
+        (&["read", "--batch", "0"], "--batch"),
+        (&["read", "--batch", "513"], "--batch"),
+        (&["read", "--depth", "65"], "--depth"),
+        (&["read", "--streams", "17"], "--streams"),
+        (&["read", "--transport", "pigeon"], "--transport"),
+        (&["read", "--transport", "shm"], "verbs and tcp"),
+        (&["read", "--what", "all"], "--what"),
+        (&["read", "--time", "0s"], "--time"),
+        (&["read", "--pool", "1MiB"], "--pool"),
+        (&["read", "--json", "--lines"], "--lines"),
+        (&["read", "--loopback", "--peer", "127.0.0.1:1"], "--peer"),
+        (&["read", "--peer", "nobody"], "--peer"),
+        (&["read", "--plot", "/proc/none/out.svg"], "--plot"),
+        (&["hold", "--listen", "0.0.0.0:0"], "--listen"),
+        (&["hold", "--listen", "203.0.113.1:1"], "--listen"),
+    ] {
+        refused(arguments, part);
+    }
+    // A holder that is not there is no mistake in the arguments.
+    let output = bench(&["read", "--peer", "127.0.0.1:1", "--transport", "tcp"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no kvrail bench hold"));
+}
+
+#[test]
+fn the_store_is_measured_beside_the_mutexed_ranks() {
+    let report = json(&["store", "--quick", "--json"]);
+    assert_eq!((&report["bench"], &report["interrupted"]), (&"store".into(), &false.into()));
+    let rows = report["rows"].as_array().unwrap();
+    let find = |measure: &str, threads: u64, contender: &str| {
+        let mut all = rows.iter().filter(|row| {
+            row["measure"] == measure
+                && row["threads"] == threads
+                && row["entries"] == 1000
+                && row["contender"] == contender
+        });
+        let found = all.next().unwrap_or_else(|| panic!("{measure}, {threads}, {contender}"));
+        assert!(all.next().is_none());
+        found
+    };
+    for contender in ["kvrail", "mutexed"] {
+        for threads in [1, 2] {
+            for measure in ["mix", "touch", "touch_batch", "commit"] {
+                let row = find(measure, threads, contender);
+                // From the quickest processor to an unoptimised build on a busy machine.
+                assert!((1.0..1e7).contains(&number(row, "median")), "{row}");
+                assert!(number(row, "ratio") > 0.0);
+            }
+        }
+        for name in ["lend", "pin"] {
+            let of = |part: &str| number(find(&format!("{name}_{part}"), 2, contender), "median");
+            assert!(0.0 < of("p50") && of("p50") <= of("p99"));
+            assert!(of("p99") <= of("p999") && of("p999") <= of("max"));
+        }
+        for measure in ["reclaim", "reclaim_pinned"] {
+            assert!(number(find(measure, 1, contender), "median") > 0.0);
+        }
+        // A process's pages are coarse for so few entries.
+        let bytes = number(find("bytes_touched", 2, contender), "median");
+        assert!((0.0..1e5).contains(&bytes), "{bytes}");
+    }
+    let mut baselines = rows.iter().filter(|row| row["contender"] == "mutexed");
+    assert!(baselines.all(|row| row["ratio"] == 1.0 || row["median"] == 0.0));
+}
+
+fn check_rows(report: &Value, whats: &[&str]) {
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), whats.len() * 4, "{report}");
+    for what in whats {
+        for size in [4096, 65536] {
+            let found: Vec<_> =
+                rows.iter().filter(|row| row["what"] == *what && row["size"] == size).collect();
+            assert_eq!(found.len(), 2, "{what} {size}");
+            for row in found {
+                assert_eq!((&row["transport"], &row["streams"]), (&"tcp".into(), &2.into()));
+                let (blocks, seconds) = (number(row, "blocks"), number(row, "seconds"));
+                assert!(blocks > 0.0 && seconds > 0.0, "{row}");
+                let gb = blocks * number(row, "size") / seconds / 1e9;
+                assert!((number(row, "gb_s") / gb - 1.0).abs() < 1e-6, "{row}");
+                let times = ["p50_us", "p90_us", "p99_us", "p999_us", "max_us"];
+                let times = times.map(|name| number(row, name));
+                assert!(times[0] > 0.0 && times.is_sorted(), "{row}");
+                assert!(number(row, "window_gb_s") > 0.0 && number(row, "machine_gb_s") > 0.0);
+                // Each block is a READ of its own here; a node of another process does not say.
+                let works = row["works_per_block"].as_f64();
+                assert!(works.is_none_or(|works| (0.9..=1.0).contains(&works)), "{row}");
+                assert_eq!(works.is_none(), *what == "get");
+                // What was read had to come from the holder.
+                assert_eq!(row["hits"], 0, "{row}");
+            }
+        }
+    }
+    assert!(number(&report["round_trips"][0], "micros") > 0.0);
+    assert!(number(&report["sockets"][0], "gb_s") > 0.0);
+    assert_eq!(report["copies"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn reads_are_measured_with_both_ends_here() {
+    let (directory, scratch) = (temporary(), temporary());
+    let plot = directory.path().join("out.svg");
+    let plot_name = plot.display().to_string();
+    let arguments = ["read", "--quick", "--json", "--transport", "tcp", "--plot", &plot_name];
+    let output = command(&arguments).env("TMPDIR", scratch.path()).output().unwrap();
+    let report = report(&arguments, &output);
+    // Neither end leaves anything behind.
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+    assert_eq!(report["holder"], "loopback");
+    check_rows(&report, &["bare", "leased", "get"]);
+    let svg = fs::read_to_string(&plot).unwrap();
+    for part in ["<svg", "bare (tcp)", "leased (tcp)", "get (tcp)", "machine (tcp)"] {
+        assert!(svg.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn reads_of_another_host_are_measured_and_neighbours_share_a_read() {
+    let cluster: Cluster = cluster();
+    let ready = cluster.path().join("ready");
+    let mut hold = Command::new(BINARY)
+        .args(["bench", "hold", "--listen", "127.0.0.1:0", "--ready-file"])
+        .arg(&ready)
+        .env_clear()
+        .spawn()
+        .unwrap();
+    until("the holder is ready", || ready.exists());
+    let said: Value = serde_json::from_str(&fs::read_to_string(&ready).unwrap()).unwrap();
+    let peer = said["listen"].as_str().unwrap();
+    let common = ["read", "--peer", peer, "--transport", "tcp", "--quick"];
+    let neighbours = ["--what", "bare,leased", "--batch", "64", "--run", "8", "--size", "4KiB"];
+    // One reader after the other.
+    for _reader in 0..2 {
+        let report = json(&[&common[..], &neighbours, &["--json"]].concat());
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2);
+        for row in rows {
+            let works = number(row, "works_per_block");
+            assert!((0.1..0.2).contains(&works), "{row}");
+        }
+    }
+    let lines = bench(&[&common[..], &["--what", "bare", "--batch", "1", "--lines"]].concat());
+    let lines = String::from_utf8(lines.stdout).unwrap();
+    let names: Vec<&str> = lines.lines().map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    let want = ["bandwidth 4096", "latency 4096", "bandwidth 65536", "latency 65536"];
+    assert_eq!(names, want);
+    hold.kill().unwrap();
+    hold.wait().unwrap();
+}
+
+#[test]
+fn an_interrupt_ends_a_bench_with_what_was_measured() {
+    for arguments in [
+        &["store", "--quick", "--rounds", "999"][..],
+        &["read", "--quick", "--transport", "tcp", "--time", "10s", "--what", "bare"],
+    ] {
+        let child = command(arguments)
+            .arg("--json")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        // Once the signal is caught: bit 2 of the mask is SIGINT.
+        let status = format!("/proc/{}/status", child.id());
+        until("it catches the signal", || {
+            let text = fs::read_to_string(&status).unwrap();
+            let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap() & 2 != 0
+        });
+        kill_process(pid, Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{arguments:?}: {said}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["interrupted"], true);
+    }
+}
