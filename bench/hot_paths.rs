@@ -173,8 +173,13 @@ fn messages(bench: &mut Criterion) {
     let (rank, generation) = (EvictionRank::clamped(1), Generation(1));
     let loan = LoanEntry::from(Loan::Ready { rank, generation, span, checksum: 9 });
     let loans = vec![loan; BATCH];
-    let lease =
-        Message::Lease { request, lease: LeaseId(1), ttl_ms: 1000, pause_ms: 0, loans: &loans };
+    let lease = Message::Lease {
+        request,
+        lease: LeaseId(1),
+        ttl_ms: 1000,
+        load: kvrail::types::Load::default(),
+        loans: &loans,
+    };
     for (name, message) in [("lend", lend), ("lease", lease)] {
         let mut bytes = Vec::new();
         group.bench_function(format!("encode {name}"), |bencher| {
