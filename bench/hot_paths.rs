@@ -19,7 +19,8 @@ use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, decode};
 use kvrail::store::{Store, StoreConfig};
 use kvrail::transfer::{BlockRead, Transfers, plan};
 use kvrail::types::{
-    BlockKey, EvictionRank, Generation, LeaseId, NamespaceId, RequestId, RequesterIndex, Timestamp,
+    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, RequestId, RequesterIndex,
+    Timestamp,
 };
 
 /// Blocks of a batch.
@@ -173,8 +174,13 @@ fn messages(bench: &mut Criterion) {
     let (rank, generation) = (EvictionRank::clamped(1), Generation(1));
     let loan = LoanEntry::from(Loan::Ready { rank, generation, span, checksum: 9 });
     let loans = vec![loan; BATCH];
-    let lease =
-        Message::Lease { request, lease: LeaseId(1), ttl_ms: 1000, pause_ms: 0, loans: &loans };
+    let lease = Message::Lease {
+        request,
+        lease: LeaseId(1),
+        ttl_ms: 1000,
+        load: Load::default(),
+        loans: &loans,
+    };
     for (name, message) in [("lend", lend), ("lease", lease)] {
         let mut bytes = Vec::new();
         group.bench_function(format!("encode {name}"), |bencher| {
