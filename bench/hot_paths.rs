@@ -19,7 +19,8 @@ use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, decode};
 use kvrail::store::{Store, StoreConfig};
 use kvrail::transfer::{BlockRead, Transfers, plan};
 use kvrail::types::{
-    BlockKey, EvictionRank, Generation, LeaseId, NamespaceId, RequestId, RequesterIndex, Timestamp,
+    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, RequestId, RequesterIndex,
+    Timestamp,
 };
 
 /// Blocks of a batch.
@@ -177,7 +178,7 @@ fn messages(bench: &mut Criterion) {
         request,
         lease: LeaseId(1),
         ttl_ms: 1000,
-        load: kvrail::types::Load::default(),
+        load: Load::default(),
         loans: &loans,
     };
     for (name, message) in [("lend", lend), ("lease", lease)] {

@@ -53,12 +53,13 @@ fn caught_at(fault: Fault) -> Option<u64> {
     caught
 }
 
-/// This one shows where a thread stands still between two accesses for long.
+/// This one shows where a thread stands still between two accesses for long; where that is depends
+/// on how the keys fall into chains, which is drawn anew for each store.
 #[test]
 fn a_touch_that_the_sweep_forgets_is_missed() {
     let fault = Some(Fault::TouchForgotten);
     let stops = || (0..).take_while(|&access| touch_amid_sweeps(access, fault)).count();
-    assert!(catch_unwind(stops).is_err());
+    assert!((0..32).any(|_| catch_unwind(stops).is_err()));
 }
 
 #[test]
