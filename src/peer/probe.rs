@@ -22,7 +22,7 @@ use crate::protocol::{Message, RegionEntry};
 use crate::transfer::{BlockRead, FinishedBlock, TransferId};
 use crate::types::{NodeId, Scope, Timestamp};
 
-/// How long a probe has to come up, and how long to be answered then.
+/// How long each step of a probe may take: a connection, an answer, a READ.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How far a probe has come.
@@ -75,6 +75,14 @@ impl Probes {
     pub(super) fn fail(&mut self, cause: Cause, which: impl Fn(&Probe) -> bool) {
         let failed = self.running.extract_if(.., |probe| which(probe));
         self.ended.extend(failed.map(|probe| (probe.node, Err(cause))));
+    }
+
+    /// Another connection takes the place of this one: what was asked on it is asked again on that
+    /// one. Two nodes that probe each other at once must not take that for a failure.
+    pub(super) fn move_on(&mut self, connection: ConnectionId) {
+        for probe in self.running.iter_mut().filter(|probe| probe.asks_on(connection)) {
+            probe.stage = Stage::Connecting;
+        }
     }
 
     /// This node was late by so much: what it waits for is due later.
@@ -150,6 +158,7 @@ impl<L: Landing> Requester<L> {
         }
         match (page, memory.pop(), self.probes.running.get_mut(at)) {
             (Some(page), Some(memory), Some(probe)) => {
+                probe.deadline = cx.now + PROBE_TIMEOUT.min(self.config.answer_timeout);
                 let local = RegisteredSpan { len: 0, ..cx.landing.span(&memory) };
                 let block = BlockRead { remote: RemoteSpan { len: 0, ..page }, local };
                 let nothing = std::iter::once((block, memory));
@@ -178,8 +187,12 @@ impl<L: Landing> Requester<L> {
         let ended = match (blocks.pop(), self.probes.running.get_mut(at)) {
             (Some(block), Some(probe)) => match (block.outcome, probe.stage) {
                 (Ok(()), Stage::Nothing { on, page, .. }) => {
-                    let local = cx.landing.span(&block.destination);
-                    let read = BlockRead { remote: page, local };
+                    // One READ, however short the fabric makes them: it is to show that bytes come
+                    // across, not how fast.
+                    let len = page.len.min(self.transfers.longest_read());
+                    let local = RegisteredSpan { len, ..cx.landing.span(&block.destination) };
+                    let read = BlockRead { remote: RemoteSpan { len, ..page }, local };
+                    probe.deadline = cx.now + PROBE_TIMEOUT.min(self.config.answer_timeout);
                     let page = std::iter::once((read, block.destination));
                     let read = self.transfers.begin(on, probe.deadline, page);
                     probe.stage = Stage::Page { read };

@@ -211,7 +211,11 @@ impl<L: Landing> Requester<L> {
             // We closed it ourselves, for a reason that has its own verdict.
             Scope::Local => None,
         };
-        self.probes.fail(cause.unwrap_or(Cause::Own), |probe| probe.asks_on(connection));
+        if another {
+            self.probes.move_on(connection);
+        } else {
+            self.probes.fail(cause.unwrap_or(Cause::Own), |probe| probe.asks_on(connection));
+        }
         let lending = self.fetches.values_mut().filter(|fetch| {
             fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Lending)
         });

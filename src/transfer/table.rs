@@ -123,6 +123,12 @@ impl<D> Transfers<D> {
         }
     }
 
+    /// Longest READ of the fabric, bytes.
+    #[must_use]
+    pub const fn longest_read(&self) -> u32 {
+        self.capabilities.read_bytes
+    }
+
     /// Transfers that have not been handed back.
     #[must_use]
     pub fn running(&self) -> usize {
