@@ -16,10 +16,9 @@ mod rdma;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kvrail::fabric::{Access, CloseReason, CompletionStatus, Fabric, Region};
-use kvrail::memory::Mapping;
 use kvrail::verbs::{NicPair, VerbsConfig, VerbsFabric};
 
 use conformance::{End, Harness, Pair, Random, Read, Seen, pump, span};
@@ -45,21 +44,9 @@ impl Harness for Nics {
     fn nowhere() -> SocketAddr {
         Verbs::nowhere()
     }
-
-    fn memory(len: u64) -> Arc<Mapping> {
-        Verbs::memory(len)
-    }
-
-    fn write(memory: &Mapping, offset: u64, bytes: &[u8]) {
-        Verbs::write(memory, offset, bytes);
-    }
-
-    fn read(memory: &Mapping, offset: u64, len: usize) -> Vec<u8> {
-        Verbs::read(memory, offset, len)
-    }
 }
 
-every_test_on_a_device!(Nics, devices);
+conformance_tests!(Nics, devices().is_some());
 
 /// The three devices; says once that there are none.
 fn devices() -> Option<[&'static str; 3]> {

@@ -2,7 +2,7 @@
 
 use kvrail::fabric::{Access, CloseReason, CompletionStatus, ConnectionId, Fabric, FabricError};
 
-use super::{End, Harness, Pair, Random, Read, Seen, batch, connect};
+use super::{End, Harness, Pair, Random, Read, Seen, batch, connect, memory_of};
 
 const BLOCK: u32 = 1 << 20;
 const BLOCKS: u32 = 32;
@@ -57,8 +57,7 @@ pub(crate) fn a_close_flushes_and_holds_memory_until_the_flush_is_polled<H: Harn
 pub(crate) fn after_the_holder_closes_nothing_new_can_be_read<H: Harness>() {
     let mut pair = Pair::<H>::new();
     let len = (BLOCK * BLOCKS) as usize;
-    let held = H::memory(len as u64);
-    H::write(&held, 0, &vec![1; len]);
+    let held = memory_of(&vec![1; len]);
     let remote = pair.b.fabric.register(held.clone(), Access::RemoteRead).unwrap();
     let (local, memory) = pair.a.region(&vec![0; len], Access::Local);
     pair.warm_up(&remote, &local);
@@ -66,7 +65,7 @@ pub(crate) fn after_the_holder_closes_nothing_new_can_be_read<H: Harness>() {
     let (at_a, at_b) = (pair.at_a, pair.at_b);
     pair.b.get_stuck();
     pair.b.fabric.close(at_b);
-    H::write(&held, 0, &vec![2; len]);
+    held.write(0, &vec![2; len]).unwrap();
     pair.pump(|a, b| a.closed(at_a).is_some() && b.closed(at_b).is_some());
     all_completed_then_closed(&pair.a, at_a);
     let done = pair.a.completions(at_a);
@@ -82,8 +81,7 @@ pub(crate) fn after_the_holder_closes_nothing_new_can_be_read<H: Harness>() {
 pub(crate) fn a_deregistration_in_mid_read_ends_it<H: Harness>() {
     let mut pair = Pair::<H>::new();
     let len = (BLOCK * BLOCKS) as usize;
-    let held = H::memory(len as u64);
-    H::write(&held, 0, &vec![1; len]);
+    let held = memory_of(&vec![1; len]);
     let remote = pair.b.fabric.register(held.clone(), Access::RemoteRead).unwrap();
     let (local, memory) = pair.a.region(&vec![0; len], Access::Local);
     pair.warm_up(&remote, &local);
@@ -97,7 +95,7 @@ pub(crate) fn a_deregistration_in_mid_read_ends_it<H: Harness>() {
     let at_a = pair.at_a;
     pair.b.get_stuck();
     pair.b.fabric.deregister(remote.id);
-    H::write(&held, 0, &vec![2; len]);
+    held.write(0, &vec![2; len]).unwrap();
     // A device may have read everything before that: its READs do not wait for the holder.
     pair.pump(|a, _| a.closed(at_a).is_some() || a.completions(at_a).len() == count as usize);
     pair.pump(|a, _| a.completions(at_a).len() == count as usize);

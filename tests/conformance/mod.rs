@@ -19,6 +19,7 @@ use kvrail::fabric::{
     Access, CloseReason, CompletionStatus, ConnectionId, EventBatch, Fabric, FabricEvent,
     ReadBatch, ReadWork, Region, RegisteredSpan, RemoteSpan, WindowId, WrId,
 };
+use kvrail::memory::Mapping;
 
 mod access;
 mod closing;
@@ -34,10 +35,10 @@ pub(crate) use reads::*;
 #[allow(unused_imports, reason = "only fabrics with windows run these")]
 pub(crate) use windows::*;
 
-/// How a test makes fabrics and touches their memory.
+/// How a test makes fabrics.
 pub(crate) trait Harness {
     /// The fabric under test.
-    type Fabric: Fabric;
+    type Fabric: Fabric<Memory = Mapping>;
 
     /// A fabric that others can connect to.
     fn fabric() -> Self::Fabric;
@@ -52,16 +53,21 @@ pub(crate) trait Harness {
     }
     /// A place where no fabric is.
     fn nowhere() -> <Self::Fabric as Fabric>::Endpoint;
-    /// Memory of zeros.
-    fn memory(len: u64) -> Arc<Memory<Self>>;
-    /// Writes to memory.
-    fn write(memory: &Memory<Self>, offset: u64, bytes: &[u8]);
-    /// Reads from memory.
-    fn read(memory: &Memory<Self>, offset: u64, len: usize) -> Vec<u8>;
 }
 
-/// The memory of a harness's fabric.
-pub(crate) type Memory<H> = <<H as Harness>::Fabric as Fabric>::Memory;
+/// Memory that holds these bytes, as a pool's is: a memory file.
+pub(crate) fn memory_of(bytes: &[u8]) -> Arc<Mapping> {
+    let memory = Mapping::anonymous("kvrail-test", bytes.len() as u64).unwrap();
+    memory.write(0, bytes).unwrap();
+    Arc::new(memory)
+}
+
+/// What lies in memory.
+pub(crate) fn bytes_of(memory: &Mapping, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    memory.read(offset, &mut bytes).unwrap();
+    bytes
+}
 
 /// How long a condition may take to come true.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -155,9 +161,8 @@ impl<H: Harness> End<H> {
     }
 
     /// Registers fresh memory that holds `bytes`.
-    pub(crate) fn region(&mut self, bytes: &[u8], access: Access) -> (Region, Weak<Memory<H>>) {
-        let memory = H::memory(bytes.len() as u64);
-        H::write(&memory, 0, bytes);
+    pub(crate) fn region(&mut self, bytes: &[u8], access: Access) -> (Region, Weak<Mapping>) {
+        let memory = memory_of(bytes);
         let weak = Arc::downgrade(&memory);
         (self.fabric.register(memory, access).unwrap(), weak)
     }
@@ -236,8 +241,8 @@ impl<H: Harness> Pair<H> {
     }
 
     /// What lies in a registered region's memory.
-    pub(crate) fn bytes(memory: &Weak<Memory<H>>, offset: u64, len: usize) -> Vec<u8> {
-        H::read(&memory.upgrade().unwrap(), offset, len)
+    pub(crate) fn bytes(memory: &Weak<Mapping>, offset: u64, len: usize) -> Vec<u8> {
+        bytes_of(&memory.upgrade().unwrap(), offset, len)
     }
 }
 
@@ -315,15 +320,74 @@ impl Random {
     }
 }
 
-/// Makes one `#[test]` per function of the suite.
+/// Makes one `#[test]` per function of the suite: for all that every fabric passes, or for those that
+/// are named. Where the second argument is not so, they do nothing.
 #[macro_export]
 macro_rules! conformance_tests {
-    ($harness:ty: $($name:ident),+ $(,)?) => {
+    ($harness:ty) => {
+        $crate::conformance_tests!($harness, true);
+    };
+    ($harness:ty, $there:expr) => {
+        $crate::conformance_tests!($harness, $there;
+            messages_arrive_whole_and_in_order_both_ways,
+            a_peer_that_does_not_drain_messages_fills_a_bounded_queue,
+            a_message_beyond_the_limit_is_refused_and_harms_nothing,
+            last_words_before_a_close_arrive,
+            a_connect_to_nowhere_ends_as_unreachable,
+            one_fabric_has_many_peers_at_once,
+            a_wake_ends_a_poll,
+            a_read_scatters_over_its_segments_and_touches_nothing_else,
+            the_longest_read_arrives_whole,
+            a_read_of_nothing_succeeds_under_any_key,
+            thousands_of_small_reads_in_random_order,
+            both_ends_read_from_each_other_at_once,
+            reads_of_a_holder_whose_own_data_is_stuck_succeed,
+            reads_of_all_sizes_cross_in_both_directions,
+            messages_pass_while_bulk_data_flows,
+            posting_beyond_the_limit_posts_nothing,
+            a_wrong_key_is_refused,
+            a_span_that_leaves_its_region_is_refused,
+            a_local_region_is_refused,
+            a_key_is_stale_after_deregistration,
+            nobody_reads_before_being_admitted,
+            after_a_refusal_the_rest_is_flushed,
+            wrong_local_spans_are_a_local_fault,
+            a_connection_that_we_did_not_admit_takes_no_reads,
+            a_close_flushes_and_holds_memory_until_the_flush_is_polled,
+            after_the_holder_closes_nothing_new_can_be_read,
+            a_deregistration_in_mid_read_ends_it,
+            a_dead_peer_ends_what_is_outstanding,
+            a_fresh_connection_works_and_an_old_id_stays_dead,
+            a_close_of_an_unfinished_connect_is_reported_once,
+            connections_come_and_go,
+        );
+    };
+    ($harness:ty, $there:expr; $($name:ident $(($argument:expr))?),+ $(,)?) => {
         $(
             #[test]
             fn $name() {
-                conformance::$name::<$harness>();
+                if $there {
+                    $crate::conformance::$name::<$harness>($($argument)?);
+                }
             }
         )+
+    };
+}
+
+/// The same for fabrics with windows; one of them is granted so many times.
+#[macro_export]
+macro_rules! window_tests {
+    ($harness:ty, $there:expr, $grants:expr) => {
+        $crate::conformance_tests!($harness, $there;
+            a_key_reads_its_span_and_no_byte_more,
+            a_regions_own_key_reads_nothing,
+            a_key_ends_and_the_others_of_its_peer_go_on,
+            a_key_of_another_connection_reads_nothing,
+            a_window_is_granted_again_and_again($grants),
+            a_message_after_a_grant_finds_the_key_at_work,
+            windows_are_bounded_and_granted_once,
+            a_deregistration_ends_the_keys_of_its_region,
+            a_closed_connection_takes_its_keys_along,
+        );
     };
 }

@@ -3,8 +3,9 @@
 use kvrail::fabric::{
     Access, CloseReason, CompletionStatus, Fabric, FabricError, Region, RemoteSpan, WindowId,
 };
+use kvrail::memory::Mapping;
 
-use super::{End, Harness, Memory, Pair, Random, Read, Seen, batch, connect, pump, span};
+use super::{End, Harness, Pair, Random, Read, Seen, batch, connect, pump, span};
 
 const LEN: usize = 64 << 10;
 
@@ -14,7 +15,7 @@ struct Lent<H: Harness> {
     source: Vec<u8>,
     remote: Region,
     local: Region,
-    memory: std::sync::Weak<Memory<H>>,
+    memory: std::sync::Weak<Mapping>,
     reads: u32,
 }
 

@@ -36,23 +36,9 @@ fn two_devices() -> bool {
     two
 }
 
-/// Makes one `#[test]` per function of the suite, which runs where there are two devices. What reads
-/// megabytes at once is left out: SoftRoCE goes on from the first packet lost, and counts that as a
-/// retry, so that a long READ does not get through a wire that loses one packet in twenty.
-macro_rules! between_devices {
-    ($($name:ident),+ $(,)?) => {
-        $(
-            #[test]
-            fn $name() {
-                if two_devices() {
-                    conformance::$name::<Verbs>();
-                }
-            }
-        )+
-    };
-}
-
-between_devices!(
+// What reads megabytes at once is left out: SoftRoCE goes on from the first packet lost, and counts that
+// as a retry, so that a long READ does not get through a wire that loses one packet in twenty.
+conformance_tests!(Verbs, two_devices();
     messages_arrive_whole_and_in_order_both_ways,
     a_peer_that_does_not_drain_messages_fills_a_bounded_queue,
     last_words_before_a_close_arrive,

@@ -9,7 +9,7 @@ use kvrail::limits::RETRIES_MAX;
 use kvrail::memory::Mapping;
 use kvrail::verbs::{VerbsConfig, VerbsFabric};
 
-use crate::conformance::{End, Harness as _, Read, batch, connect, pump};
+use crate::conformance::{End, Read, batch, bytes_of, connect, pump};
 use crate::rdma::{Verbs, config, device, setting};
 use crate::{say, two_devices};
 
@@ -116,7 +116,7 @@ impl Scene {
         let at_a = self.ids.0;
         self.until(|a| a.completions(at_a).len() == BLOCKS as usize);
         assert_eq!(self.statuses(), [CompletionStatus::Success; BLOCKS as usize]);
-        assert!(Verbs::read(&landed, 0, BYTES) == [1; BYTES]);
+        assert!(bytes_of(&landed, 0, BYTES) == [1; BYTES]);
         drop(landed);
         assert!(self.memory.upgrade().is_none(), "memory is let go once its READs have completed");
     }
@@ -227,7 +227,7 @@ fn long_reads_on_a_lossy_wire_are_whole_or_fail() {
         let (landed, at_a) = (scene.memory.upgrade().unwrap(), scene.ids.0);
         scene.post();
         scene.until(|a| a.completions(at_a).len() == BLOCKS as usize || a.closed(at_a).is_some());
-        let bytes = Verbs::read(&landed, 0, BYTES);
+        let bytes = bytes_of(&landed, 0, BYTES);
         for (status, block) in scene.statuses().iter().zip(bytes.chunks(BLOCK as usize)) {
             let whole = block.iter().all(|byte| *byte == 1);
             assert!(whole || *status != CompletionStatus::Success, "a block that is not whole");

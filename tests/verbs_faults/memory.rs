@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvrail::fabric::{Access, CloseReason, CompletionStatus, Fabric, ReadBatch, RemoteSpan};
 use kvrail::memory::Mapping;
 
-use crate::conformance::{End, Harness, Pair, Random, Read, batch, connect, pump, span};
+use crate::conformance::{End, Pair, Random, Read, batch, connect, memory_of, pump, span};
 use crate::rdma::{Lanes, Verbs, device, setting};
 use crate::{BLOCK, BLOCKS, BYTES, all_completed, assert_kept, assert_whole, count, many, say};
 
@@ -28,7 +28,7 @@ impl Reader {
     fn new() -> Self {
         let (mut a, mut b) = (End::<Lanes<1>>::new(), End::<Lanes<1>>::new());
         let (remote, _) = b.region(&[1; Self::LEN], Access::RemoteRead);
-        let memory = Verbs::memory(Self::LEN as u64);
+        let memory = memory_of(&[0; Self::LEN]);
         let local = a.fabric.register(memory.clone(), Access::Local).unwrap();
         let (at, len) = (|slot| u64::from(slot * Self::PART), Self::PART);
         let part = |slot| Read::same(slot, &remote, &local, at(slot), len);
@@ -197,8 +197,7 @@ fn a_region_that_goes_in_mid_transfer_ends_its_reads_and_serves_nothing_new() {
         rounds += 1;
         assert!(rounds < 500, "{succeeded} READs succeeded, {refused} were refused");
         let mut pair = Pair::<Verbs>::new();
-        let held = Verbs::memory(BYTES as u64);
-        held.write(0, &[1; BYTES]).unwrap();
+        let held = memory_of(&[1; BYTES]);
         let remote = pair.b.fabric.register(held.clone(), Access::RemoteRead).unwrap();
         let (local, memory) = pair.a.region(&[0; BYTES], Access::Local);
         let landed = memory.upgrade().unwrap();

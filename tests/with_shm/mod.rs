@@ -6,17 +6,14 @@
 )]
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvrail::fabric::{Access, CloseReason, ConnectionId, EventBatch, Fabric, FabricEvent};
-use kvrail::memory::Mapping;
 use kvrail::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
 use kvrail::tcp::{TcpConfig, TcpFabric};
 use kvrail::types::NodeId;
 
-use super::Shm;
 use super::conformance::{End, Harness, Pair, Read, Seen, connect, pump};
 
 /// A fabric beside TCP, and who it is.
@@ -61,18 +58,6 @@ impl Harness for Beside {
     fn nowhere() -> PeerEndpoint<SocketAddr> {
         PeerEndpoint { node: node(), address: SocketAddr::from(([127, 0, 0, 1], 1)) }
     }
-
-    fn memory(len: u64) -> Arc<Mapping> {
-        Shm::memory(len)
-    }
-
-    fn write(memory: &Mapping, offset: u64, bytes: &[u8]) {
-        Shm::write(memory, offset, bytes);
-    }
-
-    fn read(memory: &Mapping, offset: u64, len: usize) -> Vec<u8> {
-        Shm::read(memory, offset, len)
-    }
 }
 
 /// The same without shared memory: what a node on another host is.
@@ -91,18 +76,6 @@ impl Harness for Alone {
 
     fn nowhere() -> PeerEndpoint<SocketAddr> {
         Beside::nowhere()
-    }
-
-    fn memory(len: u64) -> Arc<Mapping> {
-        Shm::memory(len)
-    }
-
-    fn write(memory: &Mapping, offset: u64, bytes: &[u8]) {
-        Shm::write(memory, offset, bytes);
-    }
-
-    fn read(memory: &Mapping, offset: u64, len: usize) -> Vec<u8> {
-        Shm::read(memory, offset, len)
     }
 }
 
