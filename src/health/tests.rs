@@ -1,4 +1,5 @@
 use super::*;
+use crate::sim::Random;
 
 const NODE: NodeId = NodeId([7; 16]);
 const OTHER: NodeId = NodeId([8; 16]);
@@ -76,15 +77,6 @@ impl std::ops::Sub<Duration> for Timestamp {
     }
 }
 
-/// SplitMix64.
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[test]
 fn a_peer_that_fails_one_in_twenty_stays_in_use_at_any_pace() {
     for every in [MS / 10, MS, MS * 30, MS * 70, MS * 500, MS * 5000] {
@@ -99,9 +91,9 @@ fn a_peer_that_fails_one_in_twenty_stays_in_use_at_any_pace() {
             scene.pass(every);
         }
         // The same at random.
-        let mut state = 1;
+        let mut random = Random::new(1);
         for at in 0..20_000_u32 {
-            let fails = random(&mut state).is_multiple_of(20);
+            let fails = random.number().is_multiple_of(20);
             if fails {
                 scene.bad(Cause::TooSlow)
             } else {

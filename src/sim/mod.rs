@@ -58,6 +58,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use fabric::SimFabric;
+pub use random::Random;
 
 use crate::fabric::{RegionId, RegisteredSpan};
 use crate::types::Timestamp;

@@ -10,7 +10,7 @@ use super::windows::Granted;
 use super::{SimConfig, SimEndpoint};
 use crate::fabric::{
     Access, CloseReason, ConnectionId, EventBatch, FabricError, FabricEvent, Region, RegionId,
-    WindowId,
+    WindowId, check_message,
 };
 use crate::limits;
 use crate::memory::Mapping;
@@ -183,7 +183,7 @@ impl State {
     /// A key that no other registration had: an old one reads nothing.
     pub(super) fn new_key(&mut self) -> u32 {
         self.counter += 1;
-        u32::try_from(self.random.next() >> 44).unwrap_or(0) << 12
+        u32::try_from(self.random.number() >> 44).unwrap_or(0) << 12
             | u32::try_from(self.counter & 0xfff).unwrap_or(0)
     }
 
@@ -330,10 +330,7 @@ impl State {
         message: &[u8],
     ) -> Result<(), FabricError> {
         let index = self.open_end(at, on)?;
-        if message.len() > limits::MESSAGE_BYTES_MAX {
-            let limit = limits::MESSAGE_BYTES_MAX;
-            return Err(FabricError::Limit { what: "bytes in a message", limit });
-        }
+        check_message(message)?;
         let soonest = self.now + self.delay();
         let Some(end) = self.ends.get_mut(index) else {
             return Err(FabricError::Closed);

@@ -8,9 +8,9 @@ use std::time::Duration;
 use kvrail::client::{Client, ClientError};
 use kvrail::protocol::door::Source;
 use kvrail::runtime::deadline::Deadline;
+use kvrail::sim::Random;
 
 use crate::support::{Blocks, PATIENCE, namespace, try_read};
-use crate::victims::Random;
 
 /// Prompts that there are: few, so that engines want what others have.
 const PROMPTS: u64 = 48;

@@ -4,27 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvrail::cli::cluster::{Cluster, Process};
+use kvrail::sim::Random;
 use rustix::process::Signal;
 
 use crate::support::{IMPATIENT, PATIENCE, Port, cluster};
-
-/// SplitMix64.
-#[derive(Debug)]
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) const fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 /// How often what was done.
 #[derive(Debug, Default, Clone, Copy)]

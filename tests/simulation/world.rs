@@ -7,6 +7,7 @@ use crate::cluster::{Cluster, Shape, block_of, endpoint};
 use crate::krate::event::{Event, LeaseEnd};
 use crate::krate::health::BreakerState;
 use crate::krate::peer::{FetchOutcome, Fetched, Pressure};
+use crate::krate::sim::Random;
 use crate::krate::types::{ResidentId, Scope};
 use crate::readers::Readers;
 
@@ -77,19 +78,6 @@ impl Seen {
     }
 }
 
-/// SplitMix64, as the network's own chance.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
-
 pub(crate) struct World {
     random: Random,
     cluster: Cluster,
@@ -106,7 +94,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
-        let mut random = Random(seed ^ 0x5eed);
+        let mut random = Random::new(seed ^ 0x5eed);
         // Mostly few nodes, so that they meet in the same blocks; one cluster in sixteen is large.
         let nodes = match seed % 16 {
             0 => 16 + random.below(17),

@@ -9,6 +9,7 @@ use super::*;
 use crate::registry::{
     Batch, Directory, DirectoryOptions, Heartbeat, Missing, NodeIdentity, PlanQuery,
 };
+use crate::sim::Random;
 use crate::types::{BlockHash, NamespaceId};
 
 const KEYS: u32 = 64;
@@ -25,23 +26,6 @@ fn key(number: u32) -> BlockKey {
 
 fn identity() -> NodeIdentity {
     NodeIdentity { node: NodeId([1; 16]), epoch: NodeEpoch(1), address: "a:1".to_owned() }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-
-    fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
 }
 
 #[derive(Debug)]
@@ -112,6 +96,10 @@ fn directory(epoch: u64) -> Directory {
 }
 
 impl World {
+    fn one_in(&mut self, bound: u64) -> bool {
+        self.random.below(bound) == 0
+    }
+
     fn new(seed: u64) -> Self {
         let options = AnnounceOptions {
             heartbeat_interval: Duration::from_millis(40),
@@ -123,7 +111,7 @@ impl World {
             ..AnnounceOptions::default()
         };
         Self {
-            random: Random(seed),
+            random: Random::new(seed),
             now: Timestamp::ZERO,
             epoch: 1,
             directory: directory(1),
@@ -171,14 +159,14 @@ impl World {
     }
 
     fn delay(&mut self) -> Duration {
-        let most = if self.faults && self.random.one_in(8) { 200_000 } else { 9_000 };
+        let most = if self.faults && self.one_in(8) { 200_000 } else { 9_000 };
         Duration::from_micros(self.random.below(most))
     }
 
     fn send(&mut self, call: Call) {
-        let lost = self.faults && self.random.one_in(12);
+        let lost = self.faults && self.one_in(12);
         let arrives = (!lost).then(|| self.now + self.delay());
-        let repeats = self.faults && self.random.one_in(10);
+        let repeats = self.faults && self.one_in(10);
         let given_up = self.now + PATIENCE;
         let underway = Underway { call, arrives, repeats, answer: None, given_up, waits: true };
         self.underway.push(underway);
@@ -210,7 +198,7 @@ impl World {
     fn arrive(&mut self, at: usize) {
         let answer = self.apply(&self.underway[at].call);
         let (delay, again) = (self.delay(), self.delay());
-        let lost = self.faults && self.random.one_in(12);
+        let lost = self.faults && self.one_in(12);
         let underway = &mut self.underway[at];
         underway.arrives = underway.repeats.then(|| self.now + again);
         if underway.answer.is_none() && !lost {
@@ -305,7 +293,7 @@ fn whatever_is_lost_late_or_repeated_the_registry_ends_with_the_truth() {
             for _ in 0..world.random.below(4) {
                 world.flip();
             }
-            if world.random.one_in(60) {
+            if world.one_in(60) {
                 world.harm();
             }
             let span = Duration::from_micros(world.random.below(6_000));

@@ -10,7 +10,7 @@ use super::super::krate::memory::{HostPool, PoolOptions};
 use super::super::krate::peer::{FetchId, FetchRequest, Fetched, LocalNode, Output, Peers};
 use super::super::krate::policy::Policy;
 use super::super::krate::protocol::{Kind, RegionEntry, SecretKey, kind_of};
-use super::super::krate::sim::{SimEndpoint, SimFabric, SimNetwork};
+use super::super::krate::sim::{Random, SimEndpoint, SimFabric, SimNetwork};
 use super::super::krate::store::{ResidentView, Store, StoreConfig};
 use super::super::krate::types::{NodeEpoch, PoolId, Timestamp};
 use super::landing::TestLanding;
@@ -28,7 +28,7 @@ pub(crate) struct Member {
     reads: ReadBatch,
     next_fetch: u64,
     noise: Noise,
-    chance: u64,
+    chance: Random,
     /// Messages that were lost or sent twice.
     pub(crate) lost: u64,
     pub(crate) repeated: u64,
@@ -76,7 +76,7 @@ impl Member {
         let peers = Peers::new(local, shape.peers, capabilities, residents, sink).unwrap();
         let landing = TestLanding::new(store, pool, region);
         let (events, reads) = (EventBatch::default(), ReadBatch::default());
-        let chance = shape.seed ^ (u64::from(at.0) << 32) ^ 0x9e37_79b9_7f4a_7c15;
+        let chance = Random::new(shape.seed ^ (u64::from(at.0) << 32));
         Self {
             fabric,
             peers,
@@ -162,10 +162,7 @@ impl Member {
         ) {
             return 1;
         }
-        self.chance ^= self.chance << 13;
-        self.chance ^= self.chance >> 7;
-        self.chance ^= self.chance << 17;
-        let draw = self.chance % 1000;
+        let draw = self.chance.below(1000);
         if draw < self.noise.lost {
             self.lost += 1;
             0
