@@ -19,6 +19,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits::MESSAGE_BYTES_MAX;
 use crate::types::Scope;
 
 /// A registered region, numbered by the fabric that registered it.
@@ -327,6 +328,17 @@ impl FabricError {
             Self::Closed => Scope::Path,
         }
     }
+}
+
+/// Refuses a message that is longer than any fabric takes.
+///
+/// # Errors
+/// [`FabricError::Limit`] beyond [`MESSAGE_BYTES_MAX`].
+pub fn check_message(message: &[u8]) -> Result<(), FabricError> {
+    if message.len() > MESSAGE_BYTES_MAX {
+        return Err(FabricError::Limit { what: "bytes in a message", limit: MESSAGE_BYTES_MAX });
+    }
+    Ok(())
 }
 
 /// Ends another thread's [`Fabric::poll`].

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::Mapping;
 use crate::fabric::{Access, FabricError, Region, RegionId, RegisteredSpan};
 use crate::limits::REGIONS_MAX;
+use crate::sys::random;
 
 /// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
 const REGISTRATIONS_MAX: usize = u16::MAX as usize;
@@ -44,19 +45,17 @@ impl Regions {
         memory: Arc<Mapping>,
         access: Access,
     ) -> Result<Region, FabricError> {
-        if self.entries.len() >= REGIONS_MAX {
-            return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
-        }
+        self.check_room()?;
         let id = u16::try_from(self.next).map_err(|_used_up| FabricError::Limit {
             what: "registrations in the life of one fabric",
             limit: REGISTRATIONS_MAX,
         })?;
-        let mut rkey = random_u32()?;
+        let mut rkey = random::number()?;
         while rkey == 0 || !self.keys.insert(rkey) {
-            rkey = random_u32()?;
+            rkey = random::number()?;
         }
         self.next += 1;
-        let address = (u64::from(random_u32()?) << 12 | 1 << 44) & ADDRESS_MASK;
+        let address = (u64::from(random::number()?) << 12 | 1 << 44) & ADDRESS_MASK;
         let region = Region { id: RegionId(id), rkey, address, len: memory.len() };
         self.entries.push(Entry { region, access, memory });
         Ok(region)
@@ -73,9 +72,7 @@ impl Regions {
         memory: Arc<Mapping>,
         access: Access,
     ) -> Result<(), FabricError> {
-        if self.entries.len() >= REGIONS_MAX {
-            return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
-        }
+        self.check_room()?;
         let in_use = |entry: &Entry| entry.region.id == region.id;
         if memory.len() < region.len
             || self.entries.iter().any(in_use)
@@ -85,6 +82,13 @@ impl Regions {
         }
         self.next = self.next.max(usize::from(region.id.0) + 1);
         self.entries.push(Entry { region: *region, access, memory });
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<(), FabricError> {
+        if self.entries.len() >= REGIONS_MAX {
+            return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
+        }
         Ok(())
     }
 
@@ -111,17 +115,5 @@ impl Regions {
         let entry = self.entries.iter().find(|entry| entry.region.id == span.region)?;
         let end = span.offset.checked_add(u64::from(span.len))?;
         (end <= entry.region.len).then_some(&entry.memory)
-    }
-}
-
-fn random_u32() -> Result<u32, FabricError> {
-    getrandom::u32().map_err(random_failed)
-}
-
-fn random_failed(error: getrandom::Error) -> FabricError {
-    FabricError::Os {
-        call: "getrandom".to_owned(),
-        source: std::io::Error::other(error),
-        remedy: "allow the getrandom system call in the container's seccomp profile",
     }
 }

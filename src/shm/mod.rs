@@ -54,11 +54,10 @@ use self::connection::{Connection, Context, Export};
 use self::wire::{GRANT, Grant, PACKET_BYTES_MAX};
 use crate::fabric::{
     Access, Capabilities, CloseReason, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch,
-    Region, RegionId, Wake,
+    Region, RegionId, Wake, check_message,
 };
 use crate::limits::{
-    HANDSHAKE_TIMEOUT, MESSAGE_BYTES_MAX, READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX,
-    REGIONS_MAX,
+    HANDSHAKE_TIMEOUT, READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX, REGIONS_MAX,
 };
 use crate::memory::{Mapping, Regions};
 use crate::sys::clock::coarse;
@@ -357,12 +356,7 @@ impl Fabric for ShmFabric {
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(FabricError::Limit {
-                what: "bytes in a message",
-                limit: MESSAGE_BYTES_MAX,
-            });
-        }
+        check_message(message)?;
         let open = self.table.get(connection).filter(|open| open.is_open());
         if !open.ok_or(FabricError::Closed)?.has_room(message.len()) {
             return Err(FabricError::Full);

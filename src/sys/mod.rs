@@ -16,6 +16,7 @@ pub mod local_socket;
 pub mod memfd;
 pub mod memory;
 pub mod process;
+pub mod random;
 pub mod rdma_sysfs;
 pub mod root;
 pub mod socket;

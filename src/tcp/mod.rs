@@ -53,11 +53,11 @@ use self::table::{Table, Token};
 use self::wire::{JOIN, PRIMARY, Preamble};
 use crate::fabric::{
     Access, Capabilities, CloseReason, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch,
-    Region, RegionId, Wake,
+    Region, RegionId, Wake, check_message,
 };
 use crate::limits::{
-    HANDSHAKE_TIMEOUT, HANDSHAKES_MAX, MESSAGE_BYTES_MAX, READ_BYTES_MAX, READ_SEGMENTS_MAX,
-    READS_OUTSTANDING_MAX, STALL_TIMEOUT, STREAMS_MAX,
+    HANDSHAKE_TIMEOUT, HANDSHAKES_MAX, READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX,
+    STALL_TIMEOUT, STREAMS_MAX,
 };
 use crate::memory::{Mapping, Regions};
 use crate::sys::connections::Broken;
@@ -411,12 +411,7 @@ impl Fabric for TcpFabric {
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(FabricError::Limit {
-                what: "bytes in a message",
-                limit: MESSAGE_BYTES_MAX,
-            });
-        }
+        check_message(message)?;
         let open = self.table.get(connection).filter(|open| open.is_open());
         if !open.ok_or(FabricError::Closed)?.has_room(message.len()) {
             return Err(FabricError::Full);

@@ -1,6 +1,7 @@
 //! Open connections whose peer breaks the rules.
 
 use super::*;
+use crate::limits::MESSAGE_BYTES_MAX;
 
 #[test]
 fn a_violation_on_a_stream_closes_its_connection_only() {

@@ -8,8 +8,10 @@ use bytemuck::{Pod, Zeroable};
 
 use super::device::{Device, PART_BYTES_MIN};
 use super::pairing::{Candidate, Reason};
+use crate::fabric::FabricError;
 use crate::limits::{NICS_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::constants::{IBV_MTU_256, IBV_MTU_4096};
+use crate::sys::random;
 use crate::verbs::QueuePairAddress;
 
 #[cfg(target_endian = "big")]
@@ -241,8 +243,8 @@ impl Hello {
 
 /// A packet sequence number to begin with: random, so that packets of an earlier connection between
 /// the same queue pair numbers are not taken for this one's.
-pub(super) fn random_psn() -> Result<u32, getrandom::Error> {
-    Ok(getrandom::u32()? & BITS_24)
+pub(super) fn random_psn() -> Result<u32, FabricError> {
+    Ok(random::number()? & BITS_24)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::messages::{Messages, RECEIVES, SENDS};
 use super::nics::Nics;
 use super::probe::{PROBE_BYTES, PathEnds};
 use super::windows::Windows;
-use crate::fabric::{FabricError, RemoteSpan};
+use crate::fabric::RemoteSpan;
 use crate::verbs::{
     CompletionQueue, Path, ProtectionDomain, QueuePair, QueuePairAddress, QueueSizes, VerbsError,
 };
@@ -84,12 +84,7 @@ impl Link {
             })?;
             lanes.push(Lane::new(index, made, device.reads as usize));
         }
-        let psns = seats.iter().map(|_| random_psn()).collect::<Result<_, _>>();
-        let psns = psns.map_err(|error| FabricError::Os {
-            call: "getrandom".to_owned(),
-            source: std::io::Error::other(error),
-            remedy: "allow the getrandom system call in the container's seccomp profile",
-        })?;
+        let psns = seats.iter().map(|_| random_psn()).collect::<Result<_, _>>()?;
         Ok(Self {
             windows: None,
             by_window: false,

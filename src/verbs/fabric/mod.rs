@@ -63,9 +63,9 @@ use super::gid::GidChoice;
 use super::memory_region::Served;
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
-    RegionId, RemoteSpan, Wake, WindowId,
+    RegionId, RemoteSpan, Wake, WindowId, check_message,
 };
-use crate::limits::{MESSAGE_BYTES_MAX, RETRIES_MAX, STREAMS_MAX};
+use crate::limits::{RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
 use crate::sys::clock::coarse;
 use crate::sys::connections::Broken;
@@ -375,12 +375,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(FabricError::Limit {
-                what: "bytes in a message",
-                limit: MESSAGE_BYTES_MAX,
-            });
-        }
+        check_message(message)?;
         let open = self.table.get(connection).filter(|open| open.is_open());
         if !open.ok_or(FabricError::Closed)?.has_room(message.len()) {
             return Err(FabricError::Full);

@@ -14,6 +14,7 @@ use super::table::Table;
 use crate::fabric::{ConnectionId, FabricError, Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::limits::REGIONS_MAX;
 use crate::memory::Mapping;
+use crate::sys::random;
 use crate::verbs::{MemoryRegion, Segment, Served};
 
 /// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
@@ -87,12 +88,7 @@ impl Regions {
         let parts = register_all(nics, layout, &memory, served)?;
         let first = parts.iter().flatten().next().map_or(0, MemoryRegion::address);
         // The number makes the key one of its kind, the random half a stale or guessed one useless.
-        let random = getrandom::u32().map_err(|error| FabricError::Os {
-            call: "getrandom".to_owned(),
-            source: std::io::Error::other(error),
-            remedy: "allow the getrandom system call in the container's seccomp profile",
-        })?;
-        let rkey = random << 16 | u32::from(id);
+        let rkey = random::number()? << 16 | u32::from(id);
         let region = Region { id: RegionId(id), rkey, address: first, len: memory.len() };
         self.next += 1;
         let lkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::lkey);
