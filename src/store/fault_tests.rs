@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 
 use super::StoreConfig;
 use super::fault::{self, Fault};
-use super::parked_tests::touch_amid_sweeps;
+use super::parked_tests::{hit_amid_reuse, touch_amid_sweeps};
 use super::recorder::{Plan, Program, record};
 use crate::policy::Policy;
 
@@ -60,6 +60,13 @@ fn a_touch_that_the_sweep_forgets_is_missed() {
     let fault = Some(Fault::TouchForgotten);
     let stops = || (0..).take_while(|&access| touch_amid_sweeps(access, fault)).count();
     assert!((0..32).any(|_| catch_unwind(stops).is_err()));
+}
+
+#[test]
+fn a_hit_that_does_not_look_again_answers_of_two_residents() {
+    let fault = Some(Fault::UnchangedUnseen);
+    let stops = || (0..).take_while(|&access| hit_amid_reuse(access, fault)).count();
+    assert!(catch_unwind(stops).is_err());
 }
 
 #[test]

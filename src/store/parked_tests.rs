@@ -174,6 +174,48 @@ pub(super) fn touch_amid_sweeps(access: u32, fault: Option<Fault>) -> bool {
     stands
 }
 
+/// Stops a hit that changes nothing at an access, gives the slot of its resident to another one, and
+/// looks whether what it answers is of one of them. Whether there was an access with this number.
+pub(super) fn hit_amid_reuse(access: u32, fault: Option<Fault>) -> bool {
+    let config = StoreConfig { capacity: 1, policy: Policy::default() };
+    let store = &Store::new(config, Arc::new(Discard)).unwrap();
+    let pinned = store.insert(key(1), payload(1), SAVED, true).unwrap();
+    let hit = || {
+        let mut out = Vec::new();
+        store.hit_batch(&[key(1)], false, &mut out);
+        out.pop().unwrap()
+    };
+    // The first hit marks the rank; from then on there is nothing to change.
+    assert_eq!(hit().unwrap().payload, payload(1));
+    let ((parked, is_parked), (resume, resumed)) = (channel(), channel());
+    let (stands, answer) = thread::scope(|scope| {
+        let stopped = scope.spawn(move || {
+            fault::set(fault);
+            park_at(access, parked, resumed);
+            let answer = hit();
+            park_at(u32::MAX, channel().0, channel().1);
+            answer
+        });
+        let stands = is_parked.recv_timeout(DEADLINE).is_ok();
+        store.unpin(pinned.id).unwrap();
+        store.evict().unwrap();
+        store.insert(key(1), payload(2), SAVED, true).unwrap();
+        drop(resume);
+        (stands, stopped.join().unwrap())
+    });
+    if let Ok(found) = answer {
+        let is_one = |serial| found.payload == payload(serial);
+        assert!(is_one(1) || is_one(2), "access {access}: {found:?} is of two residents");
+    }
+    stands
+}
+
+#[test]
+fn a_hit_that_changes_nothing_answers_of_one_resident() {
+    let accesses = (0..).take_while(|&access| hit_amid_reuse(access, None)).count();
+    assert!(accesses > 10, "{accesses}");
+}
+
 #[test]
 fn what_a_stopped_touch_has_appended_is_not_swept_away() {
     let accesses = (0..).take_while(|&access| touch_amid_sweeps(access, None)).count();

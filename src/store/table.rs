@@ -252,7 +252,9 @@ impl Table {
         }
         let next = Self::placing(before, next, recency);
         if next == before {
-            return true;
+            // What the caller has read of the resident counts only while this is its word.
+            let unseen = fault::is(Fault::UnchangedUnseen);
+            return unseen || self.at(slot).is_some_and(|entry| entry.word() == before);
         }
         let changed = self.at(slot).is_some_and(|entry| entry.replace(before, next));
         if changed && next.state() == State::Placing && !fault::is(Fault::PlacementLeft) {
