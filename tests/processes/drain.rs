@@ -3,6 +3,7 @@
 use std::thread;
 
 use kvrail::cli::cluster::{Cluster, Process};
+use kvrail::client::Client;
 use kvrail::protocol::door::Source;
 use rustix::process::Signal;
 
@@ -28,6 +29,22 @@ impl Scene {
         let fault = ["--lease-ttl", ttl, "--fault", "stop:recv-lease"];
         let slow = cluster.node("slow", address, &fault).unwrap();
         Self { holder, slow, registry, cluster }
+    }
+
+    /// The holder is told to stop while it lends to a reader that never completes; what comes of it.
+    fn leave_while_lending(mut self, then: impl FnOnce(&mut Process, Client)) {
+        let (at_holder, at_slow) = (self.holder.client().unwrap(), self.slow.client().unwrap());
+        let blocks = Blocks::small("lent for good");
+        save(&at_holder, &blocks);
+        let from = Source::From(node_id(&at_holder));
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| try_read(&at_slow, &blocks, from));
+            until("the holder lends", || is_lending(&at_holder));
+            self.holder.signal(Signal::TERM);
+            then(&mut self.holder, at_holder);
+            self.slow.kill();
+            reading.join().unwrap().ok();
+        });
     }
 }
 
@@ -71,43 +88,23 @@ fn a_node_that_leaves_lets_a_running_lease_end_and_sends_others_elsewhere() {
 /// A reader that never completes costs the holder its lease's deadline, and no more.
 #[test]
 fn a_lease_that_nobody_ends_keeps_a_leaving_node_until_its_deadline() {
-    let mut scene = Scene::start("3s");
-    let (at_holder, at_slow) = (scene.holder.client().unwrap(), scene.slow.client().unwrap());
-    let blocks = Blocks::small("lent for good");
-    save(&at_holder, &blocks);
-    let from = Source::From(node_id(&at_holder));
-    thread::scope(|scope| {
-        let reading = scope.spawn(|| try_read(&at_slow, &blocks, from));
-        until("the holder lends", || is_lending(&at_holder));
-        scene.holder.signal(Signal::TERM);
+    Scene::start("3s").leave_while_lending(|holder, at_holder| {
         drop(at_holder);
-        let status = scene.holder.wait(PATIENCE).expect("it ends with the lease");
+        let status = holder.wait(PATIENCE).expect("it ends with the lease");
         assert_eq!(status.code(), Some(0));
-        scene.slow.kill();
-        reading.join().unwrap().ok();
     });
 }
 
 #[test]
 fn a_second_signal_ends_a_leaving_node_at_once() {
-    let mut scene = Scene::start("3600s");
-    let (at_holder, at_slow) = (scene.holder.client().unwrap(), scene.slow.client().unwrap());
-    let blocks = Blocks::small("lent for an hour");
-    save(&at_holder, &blocks);
-    let from = Source::From(node_id(&at_holder));
-    thread::scope(|scope| {
-        let reading = scope.spawn(|| try_read(&at_slow, &blocks, from));
-        until("the holder lends", || is_lending(&at_holder));
-        scene.holder.signal(Signal::TERM);
-        until("it is leaving", || scene.holder.said().contains("stopping"));
+    Scene::start("3600s").leave_while_lending(|holder, _at_holder| {
+        until("it is leaving", || holder.said().contains("stopping"));
         let mut status = None;
         until("it ends", || {
-            scene.holder.signal(Signal::TERM);
-            status = scene.holder.wait(std::time::Duration::from_millis(50));
+            holder.signal(Signal::TERM);
+            status = holder.wait(std::time::Duration::from_millis(50));
             status.is_some()
         });
         assert_eq!(status.unwrap().code(), Some(130));
-        scene.slow.kill();
-        reading.join().unwrap().ok();
     });
 }
