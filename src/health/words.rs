@@ -40,6 +40,16 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// What failed, by whose fault it is; `path` where it is the path's.
+    #[must_use]
+    pub const fn of(scope: Scope, path: Self) -> Self {
+        match scope {
+            Scope::Path => path,
+            Scope::Peer | Scope::Request => Self::Refused,
+            Scope::Local => Self::Own,
+        }
+    }
+
     /// All causes.
     pub const ALL: [Self; 8] = [
         Self::Unreachable,

@@ -17,7 +17,6 @@ mod evictions;
 mod fetcher;
 mod landing;
 mod options;
-mod reach;
 mod residency;
 mod snapshot;
 mod transport;
@@ -28,7 +27,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use options::{NodeError, NodeOptions, RegistryChoice};
-pub use reach::{Neighbours, Reach};
 pub use residency::Reserved;
 pub use snapshot::NodeSnapshot;
 pub use transport::TransportChoice;
@@ -327,7 +325,11 @@ where
             transfer_timeout: options.transfer_timeout,
             answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
         },
-        pressure: pressure(options, residency.usage().bytes),
+        pressure: Pressure::new(
+            residency.usage().bytes,
+            options.lease.leases_total as u64,
+            options.lease_watermarks,
+        ),
         breaker: BreakerConfig::default(),
     };
     let store = Arc::clone(&residency.store);
@@ -338,12 +340,6 @@ where
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
     Ok(StartedData { handle, thread, transport: capabilities.transport })
-}
-
-/// Marks at the configured shares of the node's memory and leases.
-fn pressure(options: &NodeOptions, bytes: u64) -> Pressure {
-    let (high, low) = options.lease_watermarks;
-    Pressure::new(bytes, options.lease.leases_total as u64, (high, low))
 }
 
 fn registry(

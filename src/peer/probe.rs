@@ -119,9 +119,14 @@ fn probe_page(regions: &[RegionEntry]) -> Option<RemoteSpan> {
 }
 
 impl<L: Landing> Requester<L> {
+    /// When each stage of a probe is given up.
+    fn probe_deadline(&self, now: Timestamp) -> Timestamp {
+        now + PROBE_TIMEOUT.min(self.config.answer_timeout)
+    }
+
     /// Begins a probe; [`Self::handle_probe_up`] takes it on when there is a connection.
     pub(super) fn begin_probe(&mut self, node: NodeId, now: Timestamp) {
-        let deadline = now + PROBE_TIMEOUT.min(self.config.answer_timeout);
+        let deadline = self.probe_deadline(now);
         self.probes.running.push(Probe { node, stage: Stage::Connecting, deadline });
     }
 
@@ -131,9 +136,10 @@ impl<L: Landing> Requester<L> {
         (node, on): (NodeId, ConnectionId),
         cx: &mut Context<'_, L>,
     ) {
+        let deadline = self.probe_deadline(cx.now);
         let mut waiting = self.probes.running.iter_mut();
         let Some(probe) = waiting.find(|probe| probe.waits_for(node)) else { return };
-        probe.deadline = cx.now + PROBE_TIMEOUT.min(self.config.answer_timeout);
+        probe.deadline = deadline;
         let token = cx.now.as_nanos();
         cx.outbox.send(on, &Message::Ping { token });
         probe.stage = Stage::Answer { token, on };
@@ -151,14 +157,14 @@ impl<L: Landing> Requester<L> {
             _ => false,
         };
         let Some(at) = self.probes.running.iter().position(is_it) else { return };
-        let page = probe_page(regions);
+        let (page, deadline) = (probe_page(regions), self.probe_deadline(cx.now));
         let mut memory = Vec::with_capacity(1);
         if page.is_some() {
             cx.landing.reserve(&[limits::PROBE_BYTES], &mut memory);
         }
         match (page, memory.pop(), self.probes.running.get_mut(at)) {
             (Some(page), Some(memory), Some(probe)) => {
-                probe.deadline = cx.now + PROBE_TIMEOUT.min(self.config.answer_timeout);
+                probe.deadline = deadline;
                 let local = RegisteredSpan { len: 0, ..cx.landing.span(&memory) };
                 let block = BlockRead { remote: RemoteSpan { len: 0, ..page }, local };
                 let nothing = std::iter::once((block, memory));
@@ -184,6 +190,7 @@ impl<L: Landing> Requester<L> {
             Stage::Connecting | Stage::Answer { .. } => false,
         };
         let Some(at) = self.probes.running.iter().position(is_it) else { return };
+        let deadline = self.probe_deadline(cx.now);
         let ended = match (blocks.pop(), self.probes.running.get_mut(at)) {
             (Some(block), Some(probe)) => match (block.outcome, probe.stage) {
                 (Ok(()), Stage::Nothing { on, page, .. }) => {
@@ -192,7 +199,7 @@ impl<L: Landing> Requester<L> {
                     let len = page.len.min(self.transfers.longest_read());
                     let local = RegisteredSpan { len, ..cx.landing.span(&block.destination) };
                     let read = BlockRead { remote: RemoteSpan { len, ..page }, local };
-                    probe.deadline = cx.now + PROBE_TIMEOUT.min(self.config.answer_timeout);
+                    probe.deadline = deadline;
                     let page = std::iter::once((read, block.destination));
                     let read = self.transfers.begin(on, probe.deadline, page);
                     probe.stage = Stage::Page { read };
@@ -203,11 +210,7 @@ impl<L: Landing> Requester<L> {
             _ => Err(Scope::Local),
         };
         let probe = self.probes.running.swap_remove(at);
-        let result = ended.map_err(|scope| match scope {
-            Scope::Path => Cause::Broken,
-            Scope::Peer | Scope::Request => Cause::Refused,
-            Scope::Local => Cause::Own,
-        });
+        let result = ended.map_err(|scope| Cause::of(scope, Cause::Broken));
         self.probes.ended.push((probe.node, result));
     }
 }

@@ -185,11 +185,7 @@ impl<L: Landing> Requester<L> {
 
     /// No connection to `node` can be made: its waiting fetches fail.
     pub(super) fn handle_unreachable(&mut self, node: NodeId, scope: Scope, told: Told<'_>) {
-        let cause = match scope {
-            Scope::Path => Cause::Unreachable,
-            Scope::Peer | Scope::Request => Cause::Refused,
-            Scope::Local => Cause::Own,
-        };
+        let cause = Cause::of(scope, Cause::Unreachable);
         self.fail_where((scope, Some(cause)), told, |fetch| {
             fetch.request.node == node && matches!(fetch.phase, Phase::Waiting)
         });
@@ -205,16 +201,11 @@ impl<L: Landing> Requester<L> {
         told: Told<'_>,
     ) {
         self.transfers.handle_closed(connection, scope);
-        let cause = match scope {
-            Scope::Path => Some(Cause::Broken),
-            Scope::Peer | Scope::Request => Some(Cause::Refused),
-            // We closed it ourselves, for a reason that has its own verdict.
-            Scope::Local => None,
-        };
+        let cause = Cause::of(scope, Cause::Broken);
         if another {
             self.probes.move_on(connection);
         } else {
-            self.probes.fail(cause.unwrap_or(Cause::Own), |probe| probe.asks_on(connection));
+            self.probes.fail(cause, |probe| probe.asks_on(connection));
         }
         let lending = self.fetches.values_mut().filter(|fetch| {
             fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Lending)
@@ -222,7 +213,9 @@ impl<L: Landing> Requester<L> {
         for fetch in lending.filter(|fetch| another && !fetch.moved) {
             (fetch.phase, fetch.connection, fetch.moved) = (Phase::Waiting, None, true);
         }
-        self.fail_where((scope, cause), told, |fetch| {
+        // We closed it ourselves, for a reason that has its own verdict.
+        let blamed = (scope != Scope::Local).then_some(cause);
+        self.fail_where((scope, blamed), told, |fetch| {
             fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Lending)
         });
         for fetch in self.fetches.values_mut().filter(|f| f.connection == Some(connection)) {
