@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-pub use self::name::{ShmName, nodes_here};
+pub use self::name::ShmName;
 pub use self::with_shm::{PeerEndpoint, WithShm};
 
 use self::connection::{Connection, Context, Export};

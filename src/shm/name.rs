@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::wire::VERSION;
-use crate::sys::local_socket;
 use crate::types::NodeId;
 
 /// The name under which a fabric is found on its host, and nowhere else: a Unix socket does not leave
@@ -15,7 +14,7 @@ impl ShmName {
     /// The name of a node's fabric.
     #[must_use]
     pub fn of_node(node: NodeId) -> Self {
-        Self(format!("{}{node}", prefix()).into())
+        Self(format!("kvrail/{VERSION}/{node}").into())
     }
 
     /// A name of its own kind, for a fabric that belongs to no node.
@@ -31,33 +30,23 @@ impl ShmName {
     }
 }
 
-/// What the names of nodes of this version begin with.
-fn prefix() -> String {
-    format!("kvrail/{VERSION}/")
-}
-
-/// The nodes that listen on this host, this process's own among them. Reads a table of the kernel's:
-/// some 100 µs on a busy host, so ask once in a while and remember.
-#[must_use]
-pub fn nodes_here() -> Vec<NodeId> {
-    local_socket::names(&prefix()).iter().filter_map(|name| name.parse().ok()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::shm::{ShmConfig, ShmFabric};
+    use crate::sys::local_socket;
 
     #[test]
     fn a_node_is_here_while_it_listens() {
-        let node = NodeId(*b"kvrail-test-name");
-        assert!(!nodes_here().contains(&node));
-        let config = ShmConfig { listen: Some(ShmName::of_node(node)), ..ShmConfig::default() };
+        let name = ShmName::of_node(NodeId(*b"kvrail-test-name"));
+        let is_here = || local_socket::dial(name.as_str()).is_ok();
+        assert!(!is_here());
+        let config = ShmConfig { listen: Some(name.clone()), ..ShmConfig::default() };
         let fabric = ShmFabric::new(&config).unwrap();
-        assert!(nodes_here().contains(&node));
+        assert!(is_here());
         let again = ShmFabric::new(&config).unwrap_err().to_string();
         assert!(again.contains("an identity of its own"), "{again}");
         drop(fabric);
-        assert!(!nodes_here().contains(&node));
+        assert!(!is_here());
     }
 }

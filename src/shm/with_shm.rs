@@ -17,15 +17,13 @@ use crate::fabric::{
 };
 use crate::limits::CONNECTIONS_MAX;
 use crate::memory::Mapping;
+use crate::sys::avoided::Avoided;
 use crate::sys::clock::coarse;
 use crate::sys::watch::Watch;
-use crate::types::{NodeId, Timestamp};
+use crate::types::NodeId;
 
 /// Set in the slots of near connections; no fabric has so many.
 const NEAR: u32 = 1 << 31;
-
-/// How long a peer to which shared memory does not work is reached the other way.
-const AVOIDED: Duration = Duration::from_secs(30);
 
 /// Where a peer is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,8 +47,8 @@ struct Dialed {
 struct Near {
     fabric: ShmFabric,
     dialed: Vec<Dialed>,
-    /// Peers to which shared memory did not work, until when they are reached the other way.
-    avoided: Vec<(NodeId, Timestamp)>,
+    /// Peers to which shared memory did not work: they are reached the other way for a while.
+    avoided: Avoided<NodeId>,
 }
 
 /// A fabric with shared memory beside it; without, it is that fabric.
@@ -79,7 +77,11 @@ impl<F: Fabric<Memory = Mapping> + Watch> WithShm<F> {
         if let Some(near) = &near {
             far.watch(near.as_fd())?;
         }
-        let near = near.map(|fabric| Near { fabric, dialed: Vec::new(), avoided: Vec::new() });
+        let near = near.map(|fabric| Near {
+            fabric,
+            dialed: Vec::new(),
+            avoided: Avoided::new(CONNECTIONS_MAX),
+        });
         Ok(Self { far, near, near_only })
     }
 
@@ -108,9 +110,7 @@ fn outer(id: ConnectionId) -> ConnectionId {
 impl Near {
     /// A connection to a node, where it can be had over shared memory.
     fn connect(&mut self, node: NodeId) -> Option<ConnectionId> {
-        let now = coarse();
-        self.avoided.retain(|(_, until)| *until > now);
-        if self.avoided.iter().any(|(avoided, _)| *avoided == node) {
+        if self.avoided.contains(&node, coarse()) {
             return None;
         }
         let connection = self.fabric.connect_here(&ShmName::of_node(node))?;
@@ -136,9 +136,9 @@ impl Near {
             CloseReason::Violation | CloseReason::Exhausted => true,
             _ => !dialed.is_up,
         };
-        if failed && self.avoided.len() < CONNECTIONS_MAX {
+        if failed {
             tracing::debug!(node = %dialed.node, ?reason, "no shared memory with this peer");
-            self.avoided.push((dialed.node, coarse() + AVOIDED));
+            self.avoided.add(dialed.node, coarse());
         }
     }
 

@@ -3,7 +3,6 @@
 //! An abstract name is no file: it ends with its socket, however the process ends. It is known within
 //! one network namespace, which containers that use the host's network share.
 
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -65,28 +64,6 @@ pub fn is_of_this_user(socket: impl AsFd) -> bool {
     sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == uid)
 }
 
-/// The abstract names in this network namespace that begin with `prefix`, without it.
-///
-/// Nothing where `/proc` is not mounted. Reads all Unix sockets of the namespace: some 100 µs on a
-/// busy host.
-#[must_use]
-pub fn names(prefix: &str) -> Vec<String> {
-    let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    names_in(&table, prefix)
-}
-
-fn names_in(table: &str, prefix: &str) -> Vec<String> {
-    let name = |line: &str| {
-        let path = line.split_ascii_whitespace().nth(7)?;
-        Some(path.strip_prefix('@')?.strip_prefix(prefix)?.to_owned())
-    };
-    let mut names: Vec<String> = table.lines().filter_map(name).collect();
-    // Connections that were accepted from a listening socket have its name, too.
-    names.sort_unstable();
-    names.dedup();
-    names
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,20 +82,8 @@ mod tests {
         let here = dial(&name).unwrap();
         let there = accept(&listener).unwrap().unwrap();
         assert!(is_of_this_user(&here) && is_of_this_user(&there));
-        assert_eq!(names(&unique("")), ["listener"]);
         drop((listener, there));
         assert_eq!(dial(&name).unwrap_err(), Errno::CONNREFUSED);
-        assert!(names(&unique("")).is_empty());
         assert!(listen(&"x".repeat(NAME_BYTES_MAX + 1)).is_err());
-    }
-
-    #[test]
-    fn the_kernels_table_is_read() {
-        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
-            0000000000000000: 00000002 00000000 00010000 0005 01 22 @kvrail/1/ab\n\
-            0000000000000000: 00000003 00000000 00000000 0005 03 23 @kvrail/1/ab\n\
-            0000000000000000: 00000002 00000000 00010000 0001 01 24 /run/kvrail/1/x\n\
-            0000000000000000: 00000003 00000000 00000000 0001 03 25\n";
-        assert_eq!(names_in(table, "kvrail/1/"), ["ab"]);
     }
 }

@@ -153,7 +153,9 @@ impl Connection {
     /// The path of the messages does not work.
     fn avoid_messages_path(&self, around: &mut Surroundings<'_>) {
         let nic = self.link.as_ref().map_or(0, Link::messages_nic);
-        around.avoided.add(nic, self.address, around.now);
+        if let Some(path) = self.path(nic) {
+            around.avoided.add(path, around.now);
+        }
     }
 
     fn complete_read(
@@ -180,8 +182,9 @@ impl Connection {
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);
         if status == CompletionStatus::Unreachable
             && let Some(lane) = lanes.as_ref().and_then(|lanes| lanes.get(usize::from(lane)))
+            && let Some(to) = self.address
         {
-            around.avoided.add(lane.rail().nic, self.address, around.now);
+            around.avoided.add((lane.rail().nic, to), around.now);
         }
         let known = lanes.and_then(|lanes| lanes.get_mut(usize::from(lane))).is_some_and(|lane| {
             lane.complete(number, told, |wr_id, status| {

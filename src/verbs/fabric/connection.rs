@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::avoid::Avoided;
 use super::hello::HELLO_BYTES;
 use super::keys::PeerKeys;
 use super::lane::Lane;
@@ -18,6 +17,7 @@ use crate::fabric::{
     CloseReason, Completion, CompletionStatus, ConnectionId, EventBatch, FabricError, FabricEvent,
     RemoteSpan, WindowId, WrId,
 };
+use crate::sys::avoided::Avoided;
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::Epoll;
 use crate::sys::ibverbs::ibv_wc;
@@ -34,10 +34,17 @@ const LINGER: Duration = Duration::from_millis(500);
 /// Time for a peer whose READ broke our queue pair to close the connection itself.
 const SUSPICION: Duration = Duration::from_millis(200);
 
+/// Failed paths remembered.
+pub(super) const PATHS_MAX: usize = 64;
+
+/// A NIC of ours towards one host.
+pub(super) type Path = (u8, IpAddr);
+
 /// What a connection borrows from its fabric for one call.
 pub(super) struct Surroundings<'a> {
     pub(super) nics: &'a Nics,
-    pub(super) avoided: &'a mut Avoided,
+    /// Paths that failed lately although the port is up, as when a cable behind a switch is out.
+    pub(super) avoided: &'a mut Avoided<Path>,
     pub(super) regions: &'a Regions,
     pub(super) epoll: &'a Epoll,
     /// Completions that matched nothing, counted.
@@ -102,6 +109,16 @@ impl Breakable for Connection {
 }
 
 impl Connection {
+    /// The path over one of our NICs; `None` where the other end's address is not known.
+    pub(super) fn path(&self, nic: u8) -> Option<Path> {
+        Some((nic, self.address?))
+    }
+
+    /// Whether that path failed lately.
+    pub(super) fn avoids(&self, nic: u8, around: &Surroundings<'_>) -> bool {
+        self.path(nic).is_some_and(|path| around.avoided.contains(&path, around.now))
+    }
+
     /// A connection that this end began on `socket`.
     pub(super) fn dialed(
         id: ConnectionId,

@@ -62,8 +62,7 @@ impl Connection {
     fn offer(&self, around: &Surroundings<'_>) -> Vec<Seat> {
         let usable = around.nics.usable();
         let good = usable.iter().copied();
-        let good: Vec<u8> =
-            good.filter(|nic| !around.avoided.contains(*nic, self.address, around.now)).collect();
+        let good: Vec<u8> = good.filter(|nic| !self.avoids(*nic, around)).collect();
         let from = if good.is_empty() { usable } else { good };
         let seat = |nic| Seat { nic, peer: 0, reason: None };
         let lanes = from.iter().cycle().take(around.nics.lanes.max(from.len()));
@@ -77,9 +76,8 @@ impl Connection {
         let lanes: Vec<u8> = (1..=count).map(|index| peer.seat(index).nic).collect();
         let theirs: Vec<_> = peer.cards().iter().map(Card::candidate).collect();
         let ours = (0..).zip(&around.nics.devices).map(|(nic, device)| {
-            let avoided = around.avoided.contains(nic, self.address, around.now);
             let mut candidate = device.candidate();
-            candidate.up &= !avoided;
+            candidate.up &= !self.avoids(nic, around);
             candidate
         });
         let ours: Vec<_> = ours.collect();

@@ -18,7 +18,6 @@
 //! How a connection's end is reported: as the TCP fabric does. A READ that a peer's device does not
 //! answer is `Unreachable` after six retries, about two seconds.
 
-mod avoid;
 mod broken;
 mod chunks;
 mod completions;
@@ -52,8 +51,7 @@ use std::time::Duration;
 
 pub use self::config::{NicPair, PollMode, VerbsConfig};
 
-use self::avoid::Avoided;
-use self::connection::{Connection, Surroundings};
+use self::connection::{Connection, PATHS_MAX, Path, Surroundings};
 use self::device::Device;
 use self::nics::Nics;
 use self::regions::Regions;
@@ -67,6 +65,7 @@ use crate::fabric::{
 };
 use crate::limits::{RETRIES_MAX, STREAMS_MAX};
 use crate::memory::Mapping;
+use crate::sys::avoided::Avoided;
 use crate::sys::clock::coarse;
 use crate::sys::connections::Broken;
 use crate::sys::epoll::{Epoll, Interest, Ready};
@@ -95,7 +94,7 @@ pub struct VerbsFabric {
     table: Table,
     regions: Regions,
     nics: Nics,
-    avoided: Avoided,
+    avoided: Avoided<Path>,
     listener: Option<OwnedFd>,
     local: Option<SocketAddr>,
     poll: PollMode,
@@ -178,7 +177,7 @@ impl VerbsFabric {
             table: Table::default(),
             regions: Regions::default(),
             nics,
-            avoided: Avoided::default(),
+            avoided: Avoided::new(PATHS_MAX),
             listener,
             local,
             poll: config.poll,
