@@ -113,9 +113,9 @@ const FOREIGN: [(&str, &str); 9] = [
     ("/tmp/", "kv"),
     ("deb.deb", "ian.org"),
     ("index.crates", ".io"),
-    ("static.crates", ".io"),
+    ("static.cra", "tes.io"),
     ("pypi", ".org"),
-    ("registry.npmjs", ".org"),
+    ("registry.npm", "js.org"),
 ];
 
 /// Traces of the machine that a file was written on.
