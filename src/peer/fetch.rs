@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::landing::{Landing, Published};
+use super::layouts::HeardLayouts;
 use super::outbox::Outbox;
 use crate::fabric::ConnectionId;
 use crate::health::{Health, Suspended};
-use crate::protocol::{Loan, LoanEntry, Outcomes, RegionEntry};
+use crate::protocol::{Loan, LoanEntry, Outcomes, Place, RegionEntry};
 use crate::store::Found;
 use crate::transfer::{ReadList, TransferId};
 use crate::types::{
@@ -109,8 +110,22 @@ pub(super) struct Granted<'a> {
     pub(super) loans: &'a [LoanEntry],
     /// What the peer said it lends from.
     pub(super) regions: &'a [RegionEntry],
+    /// How it said that blocks lie.
+    pub(super) layouts: &'a HeardLayouts,
     /// How long reads of so many bytes may take.
     pub(super) health: &'a Health,
+}
+
+impl Granted<'_> {
+    /// Whether the peer has said before that it lends from there.
+    fn is_known(&self, place: &Place) -> bool {
+        match place {
+            Place::Span(span) => self.regions.iter().any(|region| region.contains(span)),
+            Place::Block { layout, block, len } => {
+                self.layouts.spans(*layout, *block, *len).is_some()
+            }
+        }
+    }
 }
 
 /// The peer did what no honest peer does; its connection must be closed.
@@ -211,16 +226,16 @@ impl<M> Fetch<M> {
             return Err(Violation);
         }
         let mut wanted = Vec::with_capacity(self.outcomes.len());
-        let mut spans = Vec::with_capacity(self.outcomes.len());
+        let mut places = Vec::with_capacity(self.outcomes.len());
         let entries = granted.loans.iter().map(LoanEntry::loan);
         for ((position, loan), outcome) in (0..).zip(entries).zip(&mut self.outcomes) {
             *outcome = match loan {
-                Loan::Ready { rank, span, checksum, generation: _ } => {
-                    if !granted.regions.iter().any(|region| region.contains(&span)) {
+                Loan::Ready { rank, place, checksum, generation: _ } => {
+                    if !granted.is_known(&place) {
                         return Err(Violation);
                     }
                     wanted.push(Wanted { position, rank, checksum });
-                    spans.push(span);
+                    places.push(place);
                     FetchOutcome::Failed(Scope::Path)
                 }
                 Loan::NotFound => FetchOutcome::NotFound,
@@ -228,7 +243,7 @@ impl<M> Fetch<M> {
                 Loan::Failed => FetchOutcome::Failed(Scope::Peer),
             };
         }
-        let sizes: Vec<u32> = spans.iter().map(|span| span.len).collect();
+        let sizes: Vec<u32> = places.iter().map(Place::len).collect();
         let mut memory = Vec::with_capacity(sizes.len());
         landing.reserve(&sizes, &mut memory);
         for want in wanted.drain(memory.len().min(wanted.len())..) {
@@ -236,9 +251,17 @@ impl<M> Fetch<M> {
                 *outcome = FetchOutcome::Busy;
             }
         }
-        for (remote, memory) in spans.into_iter().zip(&memory) {
+        for (place, memory) in places.iter().zip(&memory) {
+            let local = landing.spans(memory);
+            let listed = match *place {
+                Place::Span(span) => reads.push([span], local),
+                Place::Block { layout, block, len } => {
+                    let spans = granted.layouts.spans(layout, block, len);
+                    reads.push(spans.into_iter().flatten(), local)
+                }
+            };
             // Memory of another length than was asked for is a bug of the landing's.
-            reads.push([remote], landing.spans(memory)).map_err(|_uneven| Violation)?;
+            listed.map_err(|_uneven| Violation)?;
         }
         Ok((memory, wanted))
     }

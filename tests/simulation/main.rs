@@ -11,8 +11,8 @@
 
 mod krate {
     pub(crate) use kvrail::{
-        event, fabric, health, lease, limits, memory, peer, policy, protocol, route, sim, store,
-        types,
+        event, fabric, health, layout, lease, limits, memory, peer, policy, protocol, route, sim,
+        store, types,
     };
 }
 

@@ -2,7 +2,8 @@
 
 mod krate {
     pub(super) use crate::{
-        event, fabric, health, lease, limits, memory, peer, policy, protocol, sim, store, types,
+        event, fabric, health, layout, lease, limits, memory, peer, policy, protocol, sim, store,
+        types,
     };
 }
 
@@ -14,4 +15,5 @@ mod leases;
 mod reads;
 mod stalls;
 mod stranger;
+mod strided;
 mod windows;
