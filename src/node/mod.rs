@@ -15,6 +15,7 @@
 mod door;
 mod evictions;
 mod fetcher;
+mod imports;
 mod landing;
 mod options;
 mod residency;
@@ -58,6 +59,7 @@ use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId
 use tokio::sync::oneshot;
 
 use fetcher::{Fetcher, FetcherParts};
+use imports::Imports;
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
 use transport::{Chosen, PeerAddress};
@@ -88,6 +90,7 @@ pub struct Inner {
     data: DataHandle<PeerAddress>,
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
+    imports: Imports,
     clock: Clock,
 }
 
@@ -185,6 +188,7 @@ impl Node {
             clock,
             sink,
         }));
+        let imports = Imports::new(&residency.pools);
         let inner = Arc::new(Inner {
             identity,
             requester,
@@ -195,6 +199,7 @@ impl Node {
             data,
             announcer: announcer.handle(),
             names: Mutex::default(),
+            imports,
             clock,
         });
         let (stop_door, stopped) = oneshot::channel::<()>();

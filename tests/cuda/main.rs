@@ -14,6 +14,7 @@ mod cuda_standin;
 
 mod copies;
 mod driver;
+mod engine;
 mod memory;
 mod sharing;
 

@@ -11,19 +11,19 @@ use kvrail::cuda::{
 use crate::cuda_standin::StandIn;
 use crate::{context, host, used};
 
-const LEN: u64 = 3 << 20;
+pub(crate) const LEN: u64 = 3 << 20;
 const LIBRARY: &str = "KVRAIL_TEST_EXPORTER";
 
 /// An engine: another process that has memory on the device.
-struct Engine {
+pub(crate) struct Engine {
     child: Child,
     _stdin: ChildStdin,
-    memory: IpcMemoryHandle,
-    event: IpcEventHandle,
+    pub(crate) memory: IpcMemoryHandle,
+    pub(crate) event: IpcEventHandle,
 }
 
 impl Engine {
-    fn start(standin: &StandIn) -> Self {
+    pub(crate) fn start(standin: &StandIn) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "sharing::engine_process", "--nocapture"])
             .env(LIBRARY, standin.library())
@@ -43,7 +43,7 @@ impl Engine {
         Self { child, _stdin: stdin, memory: IpcMemoryHandle(memory), event: IpcEventHandle(event) }
     }
 
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
