@@ -120,18 +120,12 @@ impl<'a> Bound<'a> {
     /// [`CudaError::Unsupported`] where the device needs a flush and the host cannot make one: its
     /// memory must not be written by network cards. [`CudaError::Call`].
     pub fn flush_writes(&self) -> Result<bool, CudaError> {
-        let attributes = self.context.device.attributes();
-        if attributes.write_ordering >= WriteOrdering::Owner {
-            return Ok(false);
-        }
+        let device = &self.context.device;
+        device.check_writes()?;
         let driver = self.context.driver();
         let flush = driver.library().flush_gpu_direct_rdma_writes;
-        let Some(flush) = flush.filter(|_| attributes.host_flush) else {
-            return Err(CudaError::Unsupported {
-                what: "a flush of network cards' writes",
-                why: "the device neither orders them nor lets the host flush them",
-            });
-        };
+        let needed = device.attributes().write_ordering < WriteOrdering::Owner;
+        let Some(flush) = flush.filter(|_| needed) else { return Ok(false) };
         // SAFETY: a context is current; the arguments are of the enums that the header names.
         let result = unsafe {
             flush(

@@ -91,6 +91,21 @@ impl Device {
         &self.attributes
     }
 
+    /// Whether what network cards write to its memory can be made visible to it, by itself or by a
+    /// flush.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] where not: no card may write to its memory.
+    pub fn check_writes(&self) -> Result<(), CudaError> {
+        if self.attributes.write_ordering >= WriteOrdering::Owner || self.attributes.host_flush {
+            return Ok(());
+        }
+        Err(CudaError::Unsupported {
+            what: "a flush of network cards' writes",
+            why: "the device neither orders them nor lets the host flush them",
+        })
+    }
+
     pub(super) fn raw(&self) -> CUdevice {
         self.raw
     }

@@ -73,6 +73,14 @@ pub enum CudaError {
         /// Why not.
         why: &'static str,
     },
+    /// The host has none of this.
+    #[error("{what}: {source}; free memory, or ask for less")]
+    Host {
+        /// What was asked for.
+        what: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// A range leaves its memory.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),

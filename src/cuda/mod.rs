@@ -46,6 +46,8 @@ mod host;
 mod ipc;
 mod library;
 mod memory;
+mod pool;
+mod staging;
 mod stream;
 
 pub use context::{Bound, Context};
@@ -59,4 +61,6 @@ pub use event::{Event, IpcEventHandle};
 pub use host::HostRegistration;
 pub use ipc::IpcMemoryHandle;
 pub use memory::DeviceMemory;
+pub use pool::GpuPool;
+pub use staging::{Staging, StagingCopy, StagingSlot};
 pub use stream::Stream;

@@ -3,9 +3,12 @@
 mod create;
 mod engine;
 mod extent;
+mod foreign;
 mod mapping;
 mod pool;
 mod regions;
+mod ring;
+mod space;
 
 pub use create::{HugePageSize, PoolError, PoolOptions};
 pub use engine::{
@@ -13,6 +16,11 @@ pub use engine::{
     StridedCopy,
 };
 pub use extent::{Exhausted, ExtentAllocator, ReleaseError};
+pub use foreign::{
+    Climb, ExportRefused, ExportedRange, ForeignMemory, GpuDirect, Rung, RungRefused,
+};
 pub use mapping::{Mapping, OutOfBounds, checksum_bytes};
-pub use pool::{HostPool, Reservation, Usage, Watermarks};
+pub use pool::{HostPool, Pool, Reservation, Watermarks};
 pub use regions::Regions;
+pub use ring::{Ring, RingPiece};
+pub use space::{ExtentSpace, Usage};

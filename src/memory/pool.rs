@@ -4,32 +4,15 @@
 //! A [`Reservation`] owns its extent while a block is being written or fetched, and returns it when
 //! dropped, on whatever path. Once the block is published the store owns the plain [`Extent`] and
 //! gives it back by [`HostPool::release`] when the resident is evicted and unpinned.
-//!
-//! The allocator is behind a lock. It is taken once per batch of blocks, never per block or byte, is
-//! held for a few map operations per block without a system call or a wait inside, and lending and
-//! polling never take it.
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::create::{self, PoolError, PoolOptions};
-use super::{Exhausted, ExtentAllocator, Mapping, OutOfBounds, ReleaseError};
-use crate::sync::{Mutex, lock};
+use super::{Exhausted, ExtentSpace, Mapping, OutOfBounds, ReleaseError, Usage};
 use crate::types::{Extent, PoolId};
-
-/// How full a pool is. The numbers are read one by one: each is right, together they may straddle a
-/// concurrent reservation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
-    /// All bytes.
-    pub bytes: u64,
-    /// Bytes that reservations and residents take.
-    pub used: u64,
-    /// The longest free range, bytes.
-    pub largest_free: u64,
-}
 
 /// When to reclaim: above the high mark, down to the low one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,24 +41,12 @@ impl Watermarks {
     }
 }
 
-/// The allocator and its scratch list, so that a reservation allocates no list of its own.
-#[derive(Debug)]
-struct Extents {
-    allocator: ExtentAllocator,
-    offsets: Vec<u64>,
-}
-
 /// A pool of host memory. See the module's documentation.
 #[derive(Debug)]
 pub struct HostPool {
-    id: PoolId,
     file: File,
     mapping: Arc<Mapping>,
-    extents: Mutex<Extents>,
-    /// Copies of the allocator's numbers, written under the lock and read without it, where a
-    /// slightly old value is as good.
-    used: AtomicU64,
-    largest_free: AtomicU64,
+    space: ExtentSpace,
 }
 
 impl HostPool {
@@ -88,21 +59,14 @@ impl HostPool {
     /// stays taken then.
     pub fn create(options: &PoolOptions) -> Result<Arc<Self>, PoolError> {
         let (file, mapping) = create::create(options)?;
-        let allocator = ExtentAllocator::new(mapping.len());
-        Ok(Arc::new(Self {
-            id: options.id,
-            file,
-            used: AtomicU64::new(0),
-            largest_free: AtomicU64::new(allocator.largest_free()),
-            mapping: Arc::new(mapping),
-            extents: Mutex::new(Extents { allocator, offsets: Vec::new() }),
-        }))
+        let space = ExtentSpace::new(options.id, mapping.len());
+        Ok(Arc::new(Self { file, mapping: Arc::new(mapping), space }))
     }
 
     /// The pool's place in the configuration.
     #[must_use]
     pub fn id(&self) -> PoolId {
-        self.id
+        self.space.id()
     }
 
     /// Length in bytes: what was asked for, rounded up to whole pages.
@@ -132,12 +96,7 @@ impl HostPool {
     /// How full the pool is, without the lock.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        // Relaxed: the numbers are advice to reclaim and metrics, and publish no memory.
-        Usage {
-            bytes: self.mapping.len(),
-            used: self.used.load(Ordering::Relaxed),
-            largest_free: self.largest_free.load(Ordering::Relaxed),
-        }
+        self.space.usage()
     }
 
     /// Reserves one extent per length, in order and next to each other as far as free ranges allow.
@@ -160,17 +119,7 @@ impl HostPool {
         lens: &[u32],
         reservations: &mut Vec<Reservation>,
     ) -> Result<(), Exhausted> {
-        let mut guard = lock(&self.extents);
-        let Extents { allocator, offsets } = &mut *guard;
-        offsets.clear();
-        allocator.allocate_batch(lens, offsets)?;
-        reservations.extend(offsets.iter().zip(lens).map(|(offset, len)| Reservation {
-            extent: Extent { pool: self.id, offset: *offset, len: *len },
-            pool: Arc::clone(self),
-            armed: true,
-        }));
-        self.note_usage(allocator);
-        Ok(())
+        Reservation::reserve_into(self, lens, reservations)
     }
 
     /// Gives back an extent that [`Reservation::into_extent`] handed out. The caller vouches that
@@ -179,13 +128,7 @@ impl HostPool {
     /// # Errors
     /// [`ReleaseError`] unless exactly this extent is held; nothing changed then.
     pub fn release(&self, extent: Extent) -> Result<(), ReleaseError> {
-        if extent.pool != self.id {
-            return Err(ReleaseError::WrongPool { given: extent.pool, pool: self.id });
-        }
-        let mut extents = lock(&self.extents);
-        extents.allocator.free(extent.offset, extent.len)?;
-        self.note_usage(&extents.allocator);
-        Ok(())
+        self.space.release(extent)
     }
 
     /// Copies bytes into an extent, `at` bytes from its start.
@@ -219,7 +162,7 @@ impl HostPool {
     /// The offset in the pool of `len` bytes at `at` in `extent`. In an error the bounds are those
     /// of the extent; an extent of another pool has no byte here.
     fn within(&self, extent: Extent, at: u32, len: u64) -> Result<u64, OutOfBounds> {
-        let own = extent.pool == self.id;
+        let own = extent.pool == self.id();
         let outside = OutOfBounds {
             offset: u64::from(at),
             len,
@@ -231,25 +174,46 @@ impl HostPool {
         }
         extent.offset.checked_add(u64::from(at)).ok_or(outside)
     }
+}
 
-    /// Called under the lock, so that the last writer writes the last state.
-    fn note_usage(&self, allocator: &ExtentAllocator) {
-        self.used.store(allocator.used_bytes(), Ordering::Relaxed);
-        self.largest_free.store(allocator.largest_free(), Ordering::Relaxed);
+/// Memory that is handed out in extents, of whatever kind.
+pub trait Pool: Debug {
+    /// Which of its bytes are taken.
+    fn space(&self) -> &ExtentSpace;
+}
+
+impl Pool for HostPool {
+    fn space(&self) -> &ExtentSpace {
+        &self.space
     }
 }
 
 /// An extent that nobody else has, given back when dropped. It keeps its pool alive.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives its memory back"]
-pub struct Reservation {
+pub struct Reservation<P: Pool = HostPool> {
     extent: Extent,
-    pool: Arc<HostPool>,
+    pool: Arc<P>,
     /// Whether dropping gives the memory back.
     armed: bool,
 }
 
-impl Reservation {
+impl<P: Pool> Reservation<P> {
+    /// Reserves one extent per length, in order and next to each other as far as free ranges allow,
+    /// and appends them to a list that the caller keeps. An empty list reserves nothing.
+    ///
+    /// # Errors
+    /// [`Exhausted`]; nothing was reserved or appended then.
+    pub fn reserve_into(
+        pool: &Arc<P>,
+        lens: &[u32],
+        reservations: &mut Vec<Self>,
+    ) -> Result<(), Exhausted> {
+        pool.space().reserve(lens, |extent| {
+            reservations.push(Self { extent, pool: Arc::clone(pool), armed: true });
+        })
+    }
+
     /// The extent.
     #[must_use]
     pub fn extent(&self) -> Extent {
@@ -258,11 +222,12 @@ impl Reservation {
 
     /// The pool that it lies in.
     #[must_use]
-    pub fn pool(&self) -> &Arc<HostPool> {
+    pub fn pool(&self) -> &Arc<P> {
         &self.pool
     }
 
-    /// Hands the extent over: from now on the caller owes a [`HostPool::release`].
+    /// Hands the extent over: from now on the caller owes a
+    /// [`ExtentSpace::release`].
     #[must_use = "the extent is lost unless it is released"]
     pub fn into_extent(mut self) -> Extent {
         self.armed = false;
@@ -270,10 +235,10 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl<P: Pool> Drop for Reservation<P> {
     fn drop(&mut self) {
         if self.armed {
-            let released = self.pool.release(self.extent);
+            let released = self.pool.space().release(self.extent);
             // Only a foreign release of this very extent could have come before; there is nothing to
             // undo, and the allocator refused to free what is no longer held.
             debug_assert!(released.is_ok(), "{released:?}");

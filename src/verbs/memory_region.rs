@@ -1,14 +1,18 @@
 //! Registered memory. A region owns its memory: the device can touch it as long as the registration
 //! lasts, whatever work requests name it, so the memory outlives the registration.
+//!
+//! Memory of another driver's device is registered by a dma-buf or by its bare pointer. A dma-buf's
+//! descriptor is closed after the registration, which holds the buffer itself.
 #![expect(unsafe_code, reason = "calls libibverbs through function pointers")]
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::error::VerbsError;
 use super::protection_domain::ProtectionDomain;
-use crate::memory::Mapping;
+use crate::memory::{ForeignMemory, Mapping, Rung, RungRefused};
 use crate::sys::ibverbs::constants as c;
 use crate::sys::ibverbs::ibv_mr;
 
@@ -23,7 +27,26 @@ pub enum Served {
     ByWindows,
 }
 
-/// A registration of a mapping, or of a part of it. Ended when dropped.
+impl Served {
+    const fn flags(self) -> i32 {
+        match self {
+            Self::No => c::IBV_ACCESS_LOCAL_WRITE,
+            Self::Whole => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
+            Self::ByWindows => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_MW_BIND,
+        }
+    }
+}
+
+/// What a registration keeps alive.
+#[derive(Debug, Clone)]
+pub(super) enum Kept {
+    /// Host memory.
+    Mapping(Arc<Mapping>),
+    /// A device's memory.
+    Foreign(Arc<dyn ForeignMemory>),
+}
+
+/// A registration of memory, or of a part of it. Ended when dropped.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: NonNull<ibv_mr>,
@@ -33,7 +56,7 @@ pub struct MemoryRegion {
     len: u64,
     domain: Arc<ProtectionDomain>,
     /// `None` only inside `drop`.
-    memory: Option<Arc<Mapping>>,
+    memory: Option<Kept>,
 }
 
 // SAFETY: libibverbs may be called from any thread; the pointer is freed only by `drop`.
@@ -79,25 +102,92 @@ impl MemoryRegion {
         let pointer =
             memory.pointer(offset, len).map_err(|error| refused(io::Error::other(error)))?;
         let bytes = usize::try_from(len).map_err(|error| refused(io::Error::other(error)))?;
-        let flags = match served {
-            Served::No => c::IBV_ACCESS_LOCAL_WRITE,
-            Served::Whole => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_REMOTE_READ,
-            Served::ByWindows => c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_MW_BIND,
-        };
         let library = context.library();
         // SAFETY: the domain is allocated; `pointer` is valid for `bytes` bytes and stays mapped,
         // since the region holds `memory` until the registration has ended. Whoever else touches the
         // mapping does so by copies that tolerate concurrent writers.
         let raw = unsafe {
+            let flags = served.flags();
             (library.reg_mr)(domain.raw().as_ptr(), pointer.as_ptr().cast(), bytes, flags)
         };
         let raw = NonNull::new(raw).ok_or_else(|| refused(io::Error::last_os_error()))?;
-        // SAFETY: the library answered a valid region, which nobody else frees or writes.
-        let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
         let address = u64::try_from(pointer.as_ptr().addr())
             .map_err(|error| refused(io::Error::other(error)))?;
-        let (domain, memory) = (Arc::clone(domain), Some(memory));
-        Ok(Self { raw, lkey, rkey, address, len, domain, memory })
+        Ok(Self::made(raw, (address, len), domain, Kept::Mapping(memory)))
+    }
+
+    /// Registers `len` bytes at `offset` of a device's memory, by a rung that is not staging.
+    ///
+    /// # Errors
+    /// The rung as it was refused, for [`Rung::Staging`] too: no card takes part in that.
+    pub fn foreign(
+        domain: &Arc<ProtectionDomain>,
+        memory: &Arc<dyn ForeignMemory>,
+        (offset, len): (u64, u64),
+        served: Served,
+        rung: Rung,
+    ) -> Result<Self, RungRefused> {
+        let nic = domain.context().name().to_owned();
+        let refused =
+            |call: String, errno, why| RungRefused { rung, nic: nic.clone(), call, errno, why };
+        let of_driver = |error: crate::memory::ExportRefused| refused(error.call, None, error.why);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= memory.bytes());
+        let Some(address) = memory.address().checked_add(offset).filter(|_| inside) else {
+            return Err(refused(
+                format!("bytes {offset}+{len}"),
+                None,
+                "not in the memory".to_owned(),
+            ));
+        };
+        memory.writable().map_err(of_driver)?;
+        let (call, raw) = match rung {
+            Rung::DmaBuf => {
+                let exported = memory.dma_buf(offset, len).map_err(of_driver)?;
+                let call = format!("ibv_reg_dmabuf_mr of {len} bytes");
+                let Some(reg_dmabuf_mr) = domain.context().library().reg_dmabuf_mr else {
+                    let why = "rdma-core 34 and newer have it".to_owned();
+                    return Err(refused(call, None, why));
+                };
+                let bytes = usize::try_from(len).unwrap_or(usize::MAX);
+                // SAFETY: the domain is allocated; the descriptor is open; the buffer has the range;
+                // as address for work requests the device's own pointer is chosen.
+                let raw = unsafe {
+                    let (fd, flags) = (exported.fd.as_raw_fd(), served.flags());
+                    reg_dmabuf_mr(domain.raw().as_ptr(), exported.offset, bytes, address, fd, flags)
+                };
+                (call, raw)
+            }
+            Rung::Peermem => {
+                let bytes = usize::try_from(len).unwrap_or(usize::MAX);
+                let pointer =
+                    std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0));
+                let reg_mr = domain.context().library().reg_mr;
+                // SAFETY: the domain is allocated; the pointer is the device's, which the kernel looks
+                // up and refuses where nothing of the kind is behind it; the memory stays, since the
+                // region holds it.
+                let raw = unsafe { reg_mr(domain.raw().as_ptr(), pointer, bytes, served.flags()) };
+                (format!("ibv_reg_mr of {len} bytes"), raw)
+            }
+            Rung::Staging => {
+                return Err(refused("registering".to_owned(), None, "is not asked for".to_owned()));
+            }
+        };
+        let error = io::Error::last_os_error();
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| refused(call, error.raw_os_error(), error.to_string()))?;
+        Ok(Self::made(raw, (address, len), domain, Kept::Foreign(Arc::clone(memory))))
+    }
+
+    fn made(
+        raw: NonNull<ibv_mr>,
+        (address, len): (u64, u64),
+        domain: &Arc<ProtectionDomain>,
+        memory: Kept,
+    ) -> Self {
+        // SAFETY: the library answered a valid region, which nobody else frees or writes.
+        let &ibv_mr { lkey, rkey, .. } = unsafe { raw.as_ref() };
+        let domain = Arc::clone(domain);
+        Self { raw, lkey, rkey, address, len, domain, memory: Some(memory) }
     }
 
     pub(super) fn raw(&self) -> NonNull<ibv_mr> {
@@ -134,10 +224,13 @@ impl MemoryRegion {
         self.len() == 0
     }
 
-    /// The mapping, all of it.
+    /// The mapping, all of it; `None` for memory of another driver's device.
     #[must_use]
     pub fn memory(&self) -> Option<&Arc<Mapping>> {
-        self.memory.as_ref()
+        match self.memory.as_ref()? {
+            Kept::Mapping(mapping) => Some(mapping),
+            Kept::Foreign(_) => None,
+        }
     }
 }
 
@@ -154,7 +247,14 @@ impl Drop for MemoryRegion {
             );
             // The device may still write to it.
             if let Some(memory) = self.memory.take() {
-                let _kept: *const Mapping = Arc::into_raw(memory);
+                match memory {
+                    Kept::Mapping(memory) => {
+                        let _kept: *const Mapping = Arc::into_raw(memory);
+                    }
+                    Kept::Foreign(memory) => {
+                        let _kept: *const dyn ForeignMemory = Arc::into_raw(memory);
+                    }
+                }
             }
         }
     }

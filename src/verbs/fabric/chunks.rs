@@ -73,7 +73,7 @@ impl Layout {
     }
 
     /// Offset and length of a chunk of a region of `len` bytes.
-    fn place(self, chunk: usize, len: u64) -> (u64, u64) {
+    pub(super) fn place(self, chunk: usize, len: u64) -> (u64, u64) {
         let size = 1_u64 << self.shift;
         let offset = size.saturating_mul(chunk as u64);
         (offset, len.saturating_sub(offset).min(size))

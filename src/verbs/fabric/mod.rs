@@ -24,6 +24,7 @@ mod completions;
 mod config;
 mod connection;
 mod device;
+mod foreign;
 mod handshake;
 mod hello;
 mod keys;
@@ -58,7 +59,6 @@ use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
 use super::gid::GidChoice;
-use super::memory_region::Served;
 use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
     RegionId, RemoteSpan, Wake, WindowId, check_message,
@@ -299,20 +299,9 @@ impl Fabric for VerbsFabric {
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
-        let served = match access {
-            Access::Local => Served::No,
-            Access::RemoteRead if self.nics.windows > 0 => Served::ByWindows,
-            Access::RemoteRead => Served::Whole,
-        };
+        let served = self.served(access);
         let region = self.regions.register(&self.nics, memory, served)?;
-        if served == Served::Whole {
-            let readers = self.table.whole_mut().filter(|(_, connection)| connection.can_post());
-            let readers: Vec<_> = readers.map(|(id, _)| id).collect();
-            let now = coarse();
-            for id in readers {
-                self.with(id, now, |connection, around| connection.tell(region.rkey, around));
-            }
-        }
+        self.tell_readers(&region, served);
         Ok(region)
     }
 

@@ -13,8 +13,9 @@ use super::nics::Nics;
 use super::table::Table;
 use crate::fabric::{ConnectionId, FabricError, Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::limits::REGIONS_MAX;
-use crate::memory::Mapping;
+use crate::memory::{Climb, ForeignMemory, Mapping, Rung, RungRefused};
 use crate::sys::random;
+use crate::verbs::memory_region::Kept;
 use crate::verbs::{MemoryRegion, Segment, Served};
 
 /// Registrations in the life of one fabric: as many as there are [`RegionId`]s.
@@ -30,7 +31,7 @@ struct Entry {
     lkeys: Vec<u32>,
     /// The registrations, in the same order.
     parts: Vec<Option<MemoryRegion>>,
-    memory: Arc<Mapping>,
+    memory: Kept,
 }
 
 /// READs of one lane that may still land: those with lower numbers.
@@ -54,7 +55,7 @@ struct Retired {
 struct Grave {
     /// The registrations, where they gave peers nothing; they end with the READs that they serve.
     _parts: Vec<Option<MemoryRegion>>,
-    _memory: Arc<Mapping>,
+    _memory: Kept,
     waits: Vec<Wait>,
 }
 
@@ -67,6 +68,13 @@ pub(super) struct Regions {
     next: usize,
 }
 
+fn layout(len: u64, nics: &Nics, served: Served) -> Result<Layout, FabricError> {
+    Ok(match served {
+        Served::ByWindows => Layout::whole(len, nics.chunk_bytes)?,
+        Served::No | Served::Whole => Layout::new(len, nics.chunk_bytes)?,
+    })
+}
+
 impl Regions {
     pub(super) fn register(
         &mut self,
@@ -74,22 +82,81 @@ impl Regions {
         memory: Arc<Mapping>,
         served: Served,
     ) -> Result<Region, FabricError> {
+        let id = self.next_id()?;
+        let len = memory.len();
+        let layout = layout(len, nics, served)?;
+        let parts = register_all(nics, layout, &memory, served)?;
+        self.enter(id, (served, layout), parts, (Kept::Mapping(memory), len))
+    }
+
+    /// Registers a device's memory by the first of these rungs that each NIC takes. Without a region
+    /// where one of them takes none: its memory goes by staging then.
+    pub(super) fn register_foreign(
+        &mut self,
+        nics: &Nics,
+        memory: &Arc<dyn ForeignMemory>,
+        served: Served,
+        rungs: &[Rung],
+    ) -> Result<(Option<Region>, Climb), FabricError> {
+        let id = self.next_id()?;
+        let len = memory.bytes();
+        let layout = layout(len, nics, served)?;
+        let mut climb = Climb::default();
+        let mut parts = Vec::with_capacity(nics.devices.len() * layout.chunks);
+        for device in &nics.devices {
+            if device.gone {
+                parts.extend((0..layout.chunks).map(|_chunk| None));
+                continue;
+            }
+            let register = |rung| -> Result<Vec<Option<MemoryRegion>>, RungRefused> {
+                let part = |chunk| {
+                    let place = layout.place(chunk, len);
+                    MemoryRegion::foreign(&device.domain, memory, place, served, rung).map(Some)
+                };
+                (0..layout.chunks).map(part).collect()
+            };
+            let mut taken = Rung::Staging;
+            for rung in rungs {
+                match register(*rung) {
+                    Ok(made) => {
+                        parts.extend(made);
+                        taken = *rung;
+                        break;
+                    }
+                    Err(refused) => climb.refused.push(refused),
+                }
+            }
+            climb.rungs.push((device.domain.context().name().to_owned(), taken));
+        }
+        if !climb.is_direct() {
+            return Ok((None, climb));
+        }
+        let memory = (Kept::Foreign(Arc::clone(memory)), len);
+        let region = self.enter(id, (served, layout), parts, memory)?;
+        Ok((Some(region), climb))
+    }
+
+    fn next_id(&self) -> Result<u16, FabricError> {
         if self.entries.len() >= REGIONS_MAX {
             return Err(FabricError::Limit { what: "registered regions", limit: REGIONS_MAX });
         }
-        let id = u16::try_from(self.next).map_err(|_used_up| FabricError::Limit {
+        u16::try_from(self.next).map_err(|_used_up| FabricError::Limit {
             what: "registrations in the life of one fabric",
             limit: REGISTRATIONS_MAX,
-        })?;
-        let layout = match served {
-            Served::ByWindows => Layout::whole(memory.len(), nics.chunk_bytes)?,
-            Served::No | Served::Whole => Layout::new(memory.len(), nics.chunk_bytes)?,
-        };
-        let parts = register_all(nics, layout, &memory, served)?;
+        })
+    }
+
+    fn enter(
+        &mut self,
+        id: u16,
+        (served, layout): (Served, Layout),
+        parts: Vec<Option<MemoryRegion>>,
+        (memory, len): (Kept, u64),
+    ) -> Result<Region, FabricError> {
         let first = parts.iter().flatten().next().map_or(0, MemoryRegion::address);
         // The number makes the key one of its kind, the random half a stale or guessed one useless.
         let rkey = random::number()? << 16 | u32::from(id);
-        let region = Region { id: RegionId(id), rkey, address: first, len: memory.len() };
+        let region = Region { id: RegionId(id), rkey, address: first, len };
         self.next += 1;
         let lkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::lkey);
         let lkeys = parts.iter().map(lkey).collect();
