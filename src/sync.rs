@@ -1,6 +1,12 @@
 //! The synchronisation primitives that the cores use: `std`'s, or a model checker's (`--cfg loom`,
 //! `--cfg shuttle`), so that a model checks the code that ships.
 
+mod free;
+mod mailbox;
+
+pub(crate) use free::FreeStack;
+pub(crate) use mailbox::{Mailbox, Taken};
+
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]

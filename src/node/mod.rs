@@ -176,7 +176,8 @@ impl Node {
                 resync_rate: options.announce_rate,
                 ..AnnounceOptions::default()
             },
-        });
+        })
+        .map_err(NodeError::Announcer)?;
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(FetcherParts {
             node,

@@ -134,7 +134,6 @@ mod census;
 mod claims;
 mod commits;
 mod fault;
-mod free;
 mod index;
 mod log;
 mod requesters;

@@ -11,7 +11,6 @@ use arrayvec::ArrayVec;
 
 use super::claims::Claims;
 use super::fault::{self, Fault};
-use super::free::FreeStack;
 use super::index::{Bucket, Index, Walk};
 use super::log::{Logs, Placed, Worth};
 use super::requesters::Overflow;
@@ -20,6 +19,7 @@ use super::slots::{KeyWords, Slot, Slots};
 use super::victims::Guard;
 use super::word::{Flag, State, Word};
 use crate::policy::{Origin, Policy, RankEvent};
+use crate::sync::FreeStack;
 use crate::types::{BlockKey, EvictionRank, Generation, PolicyKind, ResidentId};
 
 /// A rank before and after an event.
