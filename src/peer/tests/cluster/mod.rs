@@ -2,12 +2,14 @@
 //! `tests/simulation`.
 
 mod landing;
+mod ledger;
 mod member;
 
 use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 pub(crate) use landing::TestLanding;
+pub(crate) use ledger::Ledger;
 pub(crate) use member::Member;
 
 use super::krate::event::{Event, EventSink};
@@ -81,6 +83,8 @@ pub(crate) struct Shape {
     pub(crate) peers: PeerConfig,
     pub(crate) pool_bytes: u64,
     pub(crate) residents: u32,
+    /// Changes of residents that may wait for the registry.
+    pub(crate) pending: usize,
     pub(crate) noise: Noise,
 }
 
@@ -109,7 +113,8 @@ impl Default for Shape {
         let peers = PeerConfig { lease, requester, pressure, breaker };
         let network = SimConfig::default();
         let noise = Noise::default();
-        Self { seed: 1, network, peers, pool_bytes: 64 << 10, residents: 64, noise }
+        let (pool_bytes, residents, pending) = (64 << 10, 64, 1000);
+        Self { seed: 1, network, peers, pool_bytes, residents, pending, noise }
     }
 }
 
