@@ -24,6 +24,9 @@ use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
 use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope, Timestamp};
 
+/// The name of the data thread.
+pub const DATA_THREAD: &str = "kvrail-data";
+
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
@@ -221,7 +224,7 @@ where
         drained: None,
         stopping: false,
     };
-    let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(move || {
+    let join = std::thread::Builder::new().name(DATA_THREAD.into()).spawn(move || {
         let _living = living;
         thread.run()
     })?;
