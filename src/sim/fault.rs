@@ -15,6 +15,7 @@ use crate::fabric::{
 };
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
+use crate::types::Reach;
 
 /// Where a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,6 +157,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn transport(&self, connection: ConnectionId) -> &'static str {
         self.inner.transport(connection)
+    }
+
+    fn reach(&self, connection: ConnectionId) -> Reach {
+        self.inner.reach(connection)
     }
 
     fn register(

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::{Ledger, Member, block_of, key_of, node_id};
+use crate::cluster::ledger::Ledger;
+use crate::cluster::{Member, block_of, key_of, node_id};
 use crate::krate::peer::{FetchId, FetchOutcome, Fetched};
 use crate::krate::protocol::door::Source;
 use crate::krate::registry::announcing::{AnnounceOptions, Announcing, Answer, Call};
@@ -154,6 +155,7 @@ impl Client {
         let lent = Lent {
             outcomes: fetched.outcomes.clone(),
             load: fetched.load,
+            reach: None,
             suspended: fetched.suspended.map(|suspended| suspended.until),
         };
         let keys = reading.read.handle_lent(&lend, &lent, &mut self.sources, now);

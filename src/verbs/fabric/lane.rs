@@ -13,6 +13,7 @@ use std::io;
 
 use super::wr_id::{Work, truncate};
 use crate::fabric::{CompletionStatus, RemoteSpan, WrId};
+use crate::types::{Nic, Path};
 use crate::verbs::{QueuePair, Segment, SendList};
 
 /// Every so many READs of a list report their success, so that blocks at the start of a long list do
@@ -57,6 +58,13 @@ pub(super) struct Rail {
     pub(super) peer: u8,
     /// Longest READ that both ports carry, bytes.
     pub(super) longest: u32,
+}
+
+impl Rail {
+    /// The path that it is, for those who judge paths.
+    pub(super) const fn path(self) -> Path {
+        Path { local: Nic(self.nic), remote: Nic(self.peer) }
+    }
 }
 
 /// One data queue pair.

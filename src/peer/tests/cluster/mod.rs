@@ -2,14 +2,13 @@
 //! `tests/simulation`.
 
 mod landing;
-mod ledger;
+pub(crate) mod ledger;
 mod member;
 
 use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 pub(crate) use landing::TestLanding;
-pub(crate) use ledger::Ledger;
 pub(crate) use member::Member;
 
 use super::krate::event::{Event, EventSink};
