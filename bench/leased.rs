@@ -274,7 +274,7 @@ pub(crate) fn latencies(
         let hashes = vec![hash(1, block)];
         let fetch = requester.handle.fetch(NodeId([1; 16]), holder.address, NAMESPACE, hashes);
         let fetched = runtime.block_on(fetch).unwrap();
-        let outcome = fetched.outcomes.first();
+        let outcome = fetched.fetched.outcomes.first();
         assert!(matches!(outcome, Some(FetchOutcome::Ready { fetched: true, .. })), "{outcome:?}");
         let ended = requester.watch.nanos.load(Ordering::Acquire);
         let mine = requester.marks.lock().unwrap().clone();

@@ -143,6 +143,10 @@ pub const REGISTRY_ADDRESS_BYTES_MAX: usize = 264;
 /// Nodes that one plan may be told to avoid: far more than fail within one read.
 pub const REGISTRY_AVOID_MAX: usize = 64;
 
+/// Nodes of each kind of nearness that one plan may be told of: more than share a host or a rail and
+/// hold the same blocks.
+pub const REGISTRY_NEAR_MAX: usize = 64;
+
 /// Owners of one key that a plan weighs against each other. More would be the same copies again.
 pub const REGISTRY_PLAN_OWNERS_MAX: usize = 16;
 

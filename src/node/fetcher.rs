@@ -19,7 +19,7 @@ use crate::protocol::door::Source;
 use crate::registry::{Missing, OwnerRegistry, Plan, PlanQuery};
 use crate::route::{Flights, Lend, Lent, Question, Read, Sources, Step};
 use crate::runtime::clock::Clock;
-use crate::runtime::data::DataHandle;
+use crate::runtime::data::{Answered, DataHandle};
 use crate::store::Store;
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockHash, BlockKey, Load, NamespaceId, NodeId, Scope, Timestamp};
@@ -118,8 +118,9 @@ impl Fetcher {
     /// What the registry says.
     async fn plan(&self, question: &Question) -> Option<Plan> {
         let (asker, call) = (self.parts.node, RegistryCall::Plan);
-        let Question { keys, avoid, choice } = question;
-        let query = PlanQuery { asker, keys, avoid, choice: *choice };
+        let Question { keys, avoid, same_host, same_rail, choice } = question;
+        let choice = *choice;
+        let query = PlanQuery { asker, keys, avoid, same_host, same_rail, choice };
         match self.parts.registry.plan(query).await {
             Ok(plan) => {
                 self.parts.sink.emit(Event::RegistryAnswered { call });
@@ -156,7 +157,7 @@ impl Fetcher {
     async fn borrow(&self, namespace: NamespaceId, lend: &Lend, hashes: Vec<BlockHash>) -> Lent {
         let failed = |scope| {
             let outcomes = vec![FetchOutcome::Failed(scope); lend.positions.len()];
-            Lent { outcomes, load: Load::default(), suspended: None }
+            Lent { outcomes, load: Load::default(), reach: None, suspended: None }
         };
         let address = tokio::net::lookup_host(&lend.address).await.ok();
         let Some(address) = address.and_then(|mut found| found.next()) else {
@@ -165,9 +166,10 @@ impl Fetcher {
         };
         let endpoint = PeerAddress { node: lend.owner, address };
         match self.parts.data.fetch(lend.owner, endpoint, namespace, hashes).await {
-            Ok(fetched) => Lent {
+            Ok(Answered { fetched, reach }) => Lent {
                 outcomes: fetched.outcomes,
                 load: fetched.load,
+                reach,
                 suspended: fetched.suspended.map(|suspended| suspended.until),
             },
             Err(_stopped) => failed(Scope::Local),

@@ -29,7 +29,7 @@ use crate::health::{Cause, Suspended, Verdict};
 use crate::limits;
 use crate::protocol::{AbortReason, Message, Outcomes};
 use crate::transfer::{FinishedBlock, Transfers};
-use crate::types::{LeaseId, NodeEpoch, NodeId, RequestId, Scope, Timestamp};
+use crate::types::{LeaseId, NodeEpoch, NodeId, Paths, RequestId, Scope, Timestamp};
 
 /// Deadlines of a requester.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +67,8 @@ pub(super) struct Requester<L: Landing> {
     /// Connections on which keys were refused; a few of the latest.
     pub(super) stale: VecDeque<ConnectionId>,
     pub(super) probes: Probes,
-    /// How things ended that were asked of peers, for their health.
-    pub(super) verdicts: Vec<(NodeId, Verdict)>,
+    /// How things ended that were asked of peers, and on which paths, for their health.
+    pub(super) verdicts: Vec<(NodeId, Paths, Verdict)>,
 }
 
 impl<L: Landing> Requester<L> {
@@ -242,7 +242,8 @@ impl<L: Landing> Requester<L> {
             sink.emit(Event::TransferFailed { blocks, scope });
             if let Some(cause) = cause {
                 let waited = now.since(fetch.lent);
-                self.verdicts.push((fetch.request.node, Verdict::Failed { cause, waited }));
+                let verdict = Verdict::Failed { cause, waited };
+                self.verdicts.push((fetch.request.node, Paths::default(), verdict));
             }
             self.done.push_back(fetch.finished());
         }
@@ -286,7 +287,7 @@ impl<L: Landing> Requester<L> {
             memory.clear();
             let (cause, waited) = (Cause::NoAnswer, cx.now.since(fetch.lent));
             let verdict = if late { Verdict::Failed { cause, waited } } else { Verdict::Answered };
-            self.verdicts.push((node, verdict));
+            self.verdicts.push((node, Paths::default(), verdict));
             abort(cx.outbox, if late { AbortReason::Late } else { AbortReason::NoMemory });
             if let Some(fetch) = self.fetches.remove(&granted.request) {
                 self.done.push_back(fetch.finished());

@@ -2,7 +2,7 @@
 
 use crate::peer::FetchOutcome;
 use crate::registry::Plan;
-use crate::types::{Load, NodeEpoch, NodeId, Timestamp};
+use crate::types::{Load, NodeEpoch, NodeId, Reach, Timestamp};
 
 /// Blocks of one lend: few enough that several leases of one read overlap, so that the holder's
 /// answer to one hides behind the bytes of another.
@@ -28,6 +28,8 @@ pub struct Lent {
     pub outcomes: Vec<FetchOutcome>,
     /// What the owner said about its load.
     pub load: Load,
+    /// What lies between; `None` where there is no connection to tell by.
+    pub reach: Option<Reach>,
     /// Until when it is left alone, if it is.
     pub suspended: Option<Timestamp>,
 }

@@ -16,7 +16,7 @@ use crate::limits;
 use crate::peer::FetchOutcome;
 use crate::protocol::door::Source;
 use crate::registry::Plan;
-use crate::types::{BlockKey, NodeId, Timestamp};
+use crate::types::{BlockKey, NodeId, Reach, Timestamp};
 
 /// Leases that one read has in flight.
 const LENDS_IN_FLIGHT: usize = 4;
@@ -35,6 +35,10 @@ pub struct Question {
     pub keys: Vec<BlockKey>,
     /// Owners to leave out.
     pub avoid: Vec<NodeId>,
+    /// Nodes on this host, which come first.
+    pub same_host: Vec<NodeId>,
+    /// Nodes on a rail of this node's, which come next.
+    pub same_rail: Vec<NodeId>,
     /// Decides among equals.
     pub choice: u64,
 }
@@ -146,6 +150,8 @@ impl Read {
                     return Step::Ask(Question {
                         keys: wanted.copied().collect(),
                         avoid: planning.avoid.clone(),
+                        same_host: sources.within(Reach::SameHost),
+                        same_rail: sources.within(Reach::SameRail),
                         choice: sources.next_choice(),
                     });
                 }
@@ -282,7 +288,8 @@ impl Read {
         let long = |owner: NodeId| first.iter().filter(|lend| lend.owner == owner).count() > 1;
         let mut positions = Vec::new();
         for lend in first {
-            if sources.is_busy(lend.owner, now) || long(lend.owner) {
+            let is_loaded = sources.is_busy(lend.owner, now) || long(lend.owner);
+            if is_loaded && sources.has_rivals(lend.owner) {
                 positions.extend_from_slice(&lend.positions);
                 avoid.push(lend.owner);
             }

@@ -1,5 +1,8 @@
 //! Which of two owners serves a run, and whom not to ask now.
 //!
+//! Nearness comes first, where it is known: memory of this host, then a rail that both are on. It is
+//! what the last connection to an owner told, so that a first read may go to any of them.
+//!
 //! Power of two choices: the registry draws one owner at random among those that reach about as far.
 //! Where that one has much to serve, a second one is drawn, and the less busy of the two takes the run.
 //! How busy an owner is it says itself, in each reply: bytes that it has lent and not got back. To that
@@ -12,7 +15,7 @@ use hashbrown::HashMap;
 use super::lend::{Lend, Lent};
 use crate::limits;
 use crate::peer::FetchOutcome;
-use crate::types::{Load, NodeId, Timestamp};
+use crate::types::{Load, NodeId, Reach, Timestamp};
 
 /// What an owner said about its load counts for so long.
 const FRESH: Duration = Duration::from_secs(2);
@@ -30,6 +33,7 @@ struct Source {
     /// Blocks that this node has asked for and not got an answer on.
     asked: u64,
     suspended_until: Timestamp,
+    reach: Reach,
 }
 
 impl Source {
@@ -80,7 +84,25 @@ impl Sources {
         self.weight(owner, now) >= BUSY_BYTES
     }
 
-    /// Takes the less busy of two owners of one run of so many blocks, and counts the run as asked of
+    /// How near an owner is, as its last connection told.
+    fn reach(&self, owner: NodeId) -> Reach {
+        self.known.get(&owner).map(|source| source.reach).unwrap_or_default()
+    }
+
+    /// Owners that are so near, as many as a plan can be told of.
+    pub(super) fn within(&self, reach: Reach) -> Vec<NodeId> {
+        let near = self.known.iter().filter(|(_, source)| source.reach == reach);
+        near.map(|(owner, _)| *owner).take(limits::REGISTRY_NEAR_MAX).collect()
+    }
+
+    /// Whether another owner may be preferred to this one: none that is farther away is.
+    pub(super) fn has_rivals(&self, owner: NodeId) -> bool {
+        let reach = self.reach(owner);
+        let rival = |(other, source): (&NodeId, &Source)| *other != owner && source.reach <= reach;
+        reach == Reach::Far || self.known.iter().any(rival)
+    }
+
+    /// Takes the nearer, or else the less busy of two owners of one run of so many blocks, and counts the run as asked of
     /// it: [`Self::answered`] takes it off again.
     fn choose(
         &mut self,
@@ -89,8 +111,9 @@ impl Sources {
         blocks: usize,
         now: Timestamp,
     ) -> NodeId {
-        let less_busy = second.filter(|second| self.weight(*second, now) < self.weight(first, now));
-        let owner = less_busy.unwrap_or(first);
+        let rank = |owner| (self.reach(owner), self.weight(owner, now));
+        let better = second.filter(|second| rank(*second) < rank(first));
+        let owner = better.unwrap_or(first);
         if self.known.len() >= limits::CONNECTIONS_MAX && !self.known.contains_key(&owner) {
             self.known.retain(|_, source| !source.is_idle(now));
         }
@@ -130,9 +153,9 @@ impl Sources {
     /// A lend has ended.
     pub(super) fn lent(&mut self, lend: &Lend, lent: &Lent, now: Timestamp) {
         self.answered(lend.owner, lend.positions.len(), lent.load, now);
-        if let Some(until) = lent.suspended {
-            self.known.entry(lend.owner).or_default().suspended_until = until;
-        }
+        let source = self.known.entry(lend.owner).or_default();
+        source.suspended_until = lent.suspended.unwrap_or(source.suspended_until);
+        source.reach = lent.reach.unwrap_or(source.reach);
         for outcome in &lent.outcomes {
             if let FetchOutcome::Ready { found, .. } = outcome {
                 let bytes = u64::from(found.payload.extent.len);
@@ -211,7 +234,7 @@ mod tests {
         let lend =
             Lend { owner: A, epoch: NodeEpoch(1), address: String::new(), positions: Vec::new() };
         let suspended = Some(at(10));
-        let lent = Lent { outcomes: Vec::new(), load: load(0), suspended };
+        let lent = Lent { outcomes: Vec::new(), load: load(0), reach: None, suspended };
         sources.lent(&lend, &lent, at(0));
         assert_eq!(sources.suspended(at(9)), [A]);
         assert_eq!(sources.suspended(at(10)), []);
@@ -228,5 +251,32 @@ mod tests {
             sources.answered(NodeId(id), 1, load(1), now);
         }
         assert!(sources.known.len() <= limits::CONNECTIONS_MAX, "{}", sources.known.len());
+    }
+
+    #[test]
+    fn the_nearer_of_two_owners_is_taken_however_busy_it_is() {
+        let mut sources = Sources::new(NodeId([9; 16]));
+        let say = |sources: &mut Sources, owner, reach| {
+            let (epoch, address) = (NodeEpoch(1), String::new());
+            let lend = Lend { owner, epoch, address, positions: Vec::new() };
+            let (outcomes, load) = (Vec::new(), load(100 << 20));
+            let lent = Lent { outcomes, load, reach, suspended: None };
+            sources.lent(&lend, &lent, at(0));
+        };
+        say(&mut sources, A, Some(Reach::SameRail));
+        assert_eq!(sources.choose(B, Some(A), 1, at(0)), A);
+        assert_eq!(sources.choose(A, Some(B), 1, at(0)), A);
+        assert!(!sources.has_rivals(A) && sources.has_rivals(B));
+        say(&mut sources, B, Some(Reach::SameHost));
+        assert_eq!(sources.choose(A, Some(B), 1, at(0)), B);
+        assert!(sources.has_rivals(A) && !sources.has_rivals(B));
+        assert_eq!(
+            (sources.within(Reach::SameHost), sources.within(Reach::SameRail)),
+            (vec![B], vec![A])
+        );
+        say(&mut sources, B, None);
+        assert_eq!(sources.reach(B), Reach::SameHost, "no connection tells nothing");
+        say(&mut sources, B, Some(Reach::Far));
+        assert_eq!(sources.choose(B, Some(A), 1, at(0)), A, "it has moved");
     }
 }

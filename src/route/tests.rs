@@ -77,7 +77,12 @@ impl Reading {
     }
 
     fn answer(&mut self, lend: &Lend, outcomes: &[FetchOutcome]) -> usize {
-        let lent = Lent { outcomes: outcomes.to_vec(), load: Load::default(), suspended: None };
+        let lent = Lent {
+            outcomes: outcomes.to_vec(),
+            load: Load::default(),
+            reach: None,
+            suspended: None,
+        };
         self.read.handle_lent(lend, &lent, &mut self.sources, NOW).len()
     }
 
@@ -176,7 +181,7 @@ fn who_is_left_alone_is_avoided_and_asked_only_where_nobody_else_is() {
     reading.plan(&[(1, 0, 1)]);
     let lend = reading.lend();
     let suspended = Some(NOW + Duration::from_secs(1));
-    let lent = Lent { outcomes: vec![FAILED], load: Load::default(), suspended };
+    let lent = Lent { outcomes: vec![FAILED], load: Load::default(), reach: None, suspended };
     assert!(reading.read.handle_lent(&lend, &lent, &mut reading.sources, NOW).is_empty());
     let mut next = Reading { sources: reading.sources, ..Reading::of(1, Source::Anywhere) };
     next.read = Read::new(

@@ -22,7 +22,7 @@ use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatc
 use crate::health::Entry;
 use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
-use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope, Timestamp};
+use crate::types::{BlockHash, NamespaceId, NodeId, Reach, RequesterId, Scope, Timestamp};
 
 /// The name of the data thread.
 pub const DATA_THREAD: &str = "kvrail-data";
@@ -56,6 +56,15 @@ pub struct PeerSnapshot {
     pub at: Timestamp,
 }
 
+/// A fetch that is over.
+#[derive(Debug)]
+pub struct Answered {
+    /// What became of it.
+    pub fetched: Fetched,
+    /// What lies between this node and the owner; `None` where they are not connected any more.
+    pub reach: Option<Reach>,
+}
+
 /// Asks the data thread for something.
 #[derive(Debug)]
 enum Command<E> {
@@ -64,7 +73,7 @@ enum Command<E> {
         endpoint: E,
         namespace: NamespaceId,
         hashes: Vec<BlockHash>,
-        answer: oneshot::Sender<Fetched>,
+        answer: oneshot::Sender<Answered>,
     },
     Snapshot {
         answer: oneshot::Sender<PeerSnapshot>,
@@ -117,7 +126,7 @@ impl<E> DataHandle<E> {
         endpoint: E,
         namespace: NamespaceId,
         hashes: Vec<BlockHash>,
-    ) -> Result<Fetched, Stopped> {
+    ) -> Result<Answered, Stopped> {
         let (answer, fetched) = oneshot::channel();
         self.send(Command::Fetch { node, endpoint, namespace, hashes, answer })?;
         fetched.await.map_err(|_gone| Stopped)
@@ -239,7 +248,7 @@ struct DataThread<F: Fabric, L: Landing> {
     heartbeat: Heartbeat,
     inbox: Receiver<Command<F::Endpoint>>,
     endpoints: BTreeMap<NodeId, F::Endpoint>,
-    answers: BTreeMap<FetchId, oneshot::Sender<Fetched>>,
+    answers: BTreeMap<FetchId, oneshot::Sender<Answered>>,
     next_fetch: u64,
     reads: ReadBatch,
     rejections: Rejections,
@@ -403,9 +412,10 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
 
     fn answer(&mut self, fetched: Fetched) {
         let Some(answer) = self.answers.remove(&fetched.id) else { return };
-        if let Err(unwanted) = answer.send(fetched) {
+        let reach = self.peers.up_to(fetched.node).map(|on| self.fabric.reach(on));
+        if let Err(unwanted) = answer.send(Answered { fetched, reach }) {
             // Nobody waits any more: the pins that were taken for the asker go.
-            self.peers.release(&unwanted);
+            self.peers.release(&unwanted.fetched);
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::memory::Mapping;
 use crate::sys::avoided::Avoided;
 use crate::sys::clock::coarse;
 use crate::sys::watch::Watch;
-use crate::types::NodeId;
+use crate::types::{NodeId, Reach};
 
 /// Set in the slots of near connections; no fabric has so many.
 const NEAR: u32 = 1 << 31;
@@ -199,6 +199,13 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
         match &self.near {
             Some(_) if connection.slot & NEAR != 0 => Vec::new(),
             _ => self.far.rails(connection),
+        }
+    }
+
+    fn reach(&self, connection: ConnectionId) -> Reach {
+        match &self.near {
+            Some(near) if connection.slot & NEAR != 0 => near.fabric.reach(connection),
+            _ => self.far.reach(connection),
         }
     }
 

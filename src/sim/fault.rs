@@ -15,6 +15,7 @@ use crate::fabric::{
 };
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
+use crate::types::Reach;
 
 /// Where a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +161,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
         self.inner.rails(connection)
+    }
+
+    fn reach(&self, connection: ConnectionId) -> Reach {
+        self.inner.reach(connection)
     }
 
     fn register(

@@ -158,6 +158,7 @@ impl Client {
         let lent = Lent {
             outcomes: fetched.outcomes.clone(),
             load: fetched.load,
+            reach: None,
             suspended: fetched.suspended.map(|suspended| suspended.until),
         };
         let keys = reading.read.handle_lent(&lend, &lent, &mut self.sources, now);

@@ -214,8 +214,8 @@ impl Registry {
             }
             Ask::Plan { read, question } => {
                 let asker = sender.identity.node;
-                let Question { keys, avoid, choice } = question;
-                let query = PlanQuery { asker, keys, avoid, choice: *choice };
+                let Question { keys, avoid, choice, .. } = question;
+                let query = PlanQuery { avoid, choice: *choice, ..PlanQuery::new(asker, keys) };
                 let plan = now(registry.plan(query)).unwrap();
                 check_plan(&plan, question, asker);
                 Told::Plan { read: *read, plan: Some(plan) }
@@ -255,7 +255,7 @@ impl Registry {
         let mut avoid: Vec<NodeId> = Vec::new();
         loop {
             let (asker, keys) = (NodeId([0; 16]), &[*key]);
-            let query = PlanQuery { asker, keys, avoid: &avoid, choice: 0 };
+            let query = PlanQuery { avoid: &avoid, ..PlanQuery::new(asker, keys) };
             let plan = self.directory.plan(query, at).unwrap();
             let Some((owner, _)) = plan.runs().next() else { break };
             avoid.push(owner.node);

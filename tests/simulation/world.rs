@@ -167,10 +167,8 @@ impl World {
             }
         }
         let mut stirred = false;
-        for (at, client) in clients.iter_mut().enumerate() {
-            let (Some(member), Some(client)) = (&mut cluster.nodes[at], client) else {
-                continue;
-            };
+        for (at, pair) in cluster.nodes.iter_mut().zip(clients.iter_mut()).enumerate() {
+            let (Some(member), Some(client)) = pair else { continue };
             for fetched in std::mem::take(&mut member.fetched) {
                 count(&fetched, seen);
                 client.handle_fetched(&fetched, registry, now, seen);

@@ -258,7 +258,8 @@ impl World {
     fn listed(&self) -> BTreeSet<u32> {
         let is_listed = |number: &u32| {
             let asker = NodeId([9; 16]);
-            let query = PlanQuery { asker, keys: &[key(*number)], avoid: &[], choice: 0 };
+            let keys = [key(*number)];
+            let query = PlanQuery::new(asker, &keys);
             self.directory.plan(query, self.now).unwrap().missing == 0
         };
         (0..KEYS).filter(is_listed).collect()

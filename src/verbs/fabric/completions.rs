@@ -196,8 +196,9 @@ impl Connection {
             around.avoided.add((lane.rail().nic, to), around.now);
         }
         let known = lanes.and_then(|lanes| lanes.get_mut(usize::from(lane))).is_some_and(|lane| {
+            let path = lane.rail().path();
             lane.complete(number, told, |wr_id, status| {
-                let done = Completion { connection, wr_id, status };
+                let done = Completion { connection, wr_id, status, path };
                 batch.events.push(FabricEvent::Completed(done));
             })
         });

@@ -21,7 +21,7 @@ use crate::sys::avoided::Avoided;
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::Epoll;
 use crate::sys::ibverbs::ibv_wc;
-use crate::types::Timestamp;
+use crate::types::{self, Timestamp};
 use crate::verbs::VerbsError;
 
 /// Time for what is outstanding to be flushed after a cut; then the queue pairs are destroyed, which
@@ -309,9 +309,10 @@ impl Connection {
         let (connection, first) = (self.id, &mut self.first);
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);
         let Some(lane) = lanes.and_then(|lanes| lanes.get_mut(lane)) else { return };
+        let path = lane.rail().path();
         lane.abandon(|wr_id| {
             let status = first.take().unwrap_or(CompletionStatus::Flushed);
-            let done = Completion { connection, wr_id, status };
+            let done = Completion { connection, wr_id, status, path };
             batch.events.push(FabricEvent::Completed(done));
         });
     }
@@ -344,7 +345,7 @@ impl Connection {
         let cut_short =
             parked.map(|wr_id| (wr_id, first.take().unwrap_or(CompletionStatus::Flushed)));
         for (wr_id, status) in self.stillborn.into_iter().chain(cut_short) {
-            let done = Completion { connection, wr_id, status };
+            let done = Completion { connection, wr_id, status, path: types::Path::default() };
             batch.events.push(FabricEvent::Completed(done));
         }
         if self.announced {

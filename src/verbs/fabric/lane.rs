@@ -15,6 +15,7 @@ use super::device::Device;
 use super::probe::PROBE_BYTES;
 use super::wr_id::{Work, truncate};
 use crate::fabric::{CompletionStatus, FabricError, RemoteSpan, WrId};
+use crate::types::{Nic, Path};
 use crate::verbs::{QueuePair, Segment, SendList, VerbsError};
 
 /// Every so many READs of a list report their success, so that blocks at the start of a long list do
@@ -59,6 +60,13 @@ pub(super) struct Rail {
     pub(super) peer: u8,
     /// Longest READ that both ports carry, bytes.
     pub(super) longest: u32,
+}
+
+impl Rail {
+    /// The path that it is, for those who judge paths.
+    pub(super) const fn path(self) -> Path {
+        Path { local: Nic(self.nic), remote: Nic(self.peer) }
+    }
 }
 
 /// One data queue pair.

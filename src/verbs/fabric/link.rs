@@ -7,6 +7,7 @@ use super::hello::{Card, Hello, Seat, random_psn};
 use super::lane::{Lane, Rail};
 use super::messages::{INLINE_BYTES, Messages, RECEIVES, SENDS};
 use super::nics::Nics;
+use super::pairing::Reason;
 use super::probe::{PROBE_BYTES, PathEnds};
 use super::rails::RailState;
 use super::windows::Windows;
@@ -109,6 +110,13 @@ impl Link {
         let pairs = messages.chain(self.lanes.iter().map(Lane::pair));
         let numbered = pairs.zip(&self.psns).zip(&self.seats);
         numbered.filter_map(|((pair, psn), seat)| Some((pair?, *psn, *seat)))
+    }
+
+    /// Whether something speaks for each pair of NICs that READs go over: a rail, or the operator's word.
+    pub(super) fn keeps_to_rails(&self) -> bool {
+        let mut reasons = self.seats.iter().skip(1).map(|seat| seat.reason);
+        !self.lanes.is_empty()
+            && reasons.all(|reason| reason.is_some_and(|reason| reason != Reason::Balance))
     }
 
     /// What the peer must know.

@@ -54,6 +54,7 @@ pub use self::config::{NicPair, PollMode, VerbsConfig};
 
 use self::connection::{Connection, PATHS_MAX, Path, Surroundings};
 use self::device::Device;
+use self::link::Link;
 use self::nics::Nics;
 use self::regions::Regions;
 use self::table::{Table, Token};
@@ -74,7 +75,7 @@ use crate::sys::eventfd::EventFd;
 use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
 use crate::sys::watch::Watch;
-use crate::types::Timestamp;
+use crate::types::{Reach, Timestamp};
 
 /// Descriptors that one wait reports.
 const READY_MAX: usize = 64;
@@ -306,6 +307,11 @@ impl Fabric for VerbsFabric {
     fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
         let link = self.table.peek(connection).and_then(|open| open.link.as_ref());
         link.map_or_else(Vec::new, |link| link.told(&self.nics))
+    }
+
+    fn reach(&self, connection: ConnectionId) -> Reach {
+        let link = self.table.peek(connection).and_then(|connection| connection.link.as_ref());
+        if link.is_some_and(Link::keeps_to_rails) { Reach::SameRail } else { Reach::Far }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {

@@ -23,6 +23,7 @@ use crate::fabric::{
 };
 use crate::limits::{NICS_MAX, READ_SEGMENTS_MAX};
 use crate::sys::connections::{Breakable, Broken};
+use crate::types::Path;
 use crate::verbs::Segment;
 
 /// READs and bytes after which a list goes on to another lane: fewer do not pay for a second
@@ -109,7 +110,7 @@ impl Connection {
                 Placed::Refused(status) => {
                     self.parked.pop();
                     let (connection, wr_id) = (self.id, work.wr_id);
-                    let done = Completion { connection, wr_id, status };
+                    let done = Completion { connection, wr_id, status, path: Path::default() };
                     batch.events.push(FabricEvent::Completed(done));
                     outcome = Err(Broken::READ_FAILED);
                     break;
