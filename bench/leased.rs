@@ -62,9 +62,9 @@ impl Landing for Memory {
         self.pool.reserve_into(sizes, out).unwrap();
     }
 
-    fn span(&self, memory: &Reservation) -> RegisteredSpan {
+    fn spans(&self, memory: &Reservation) -> impl Iterator<Item = RegisteredSpan> {
         let Extent { offset, len, .. } = memory.extent();
-        RegisteredSpan { region: self.region.id, offset, len }
+        std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
     }
 
     fn checksum(&self, memory: &Reservation) -> u64 {

@@ -8,7 +8,7 @@ use crate::fabric::ConnectionId;
 use crate::health::{Health, Suspended};
 use crate::protocol::{Loan, LoanEntry, Outcomes, RegionEntry};
 use crate::store::Found;
-use crate::transfer::{BlockRead, TransferId};
+use crate::transfer::{ReadList, TransferId};
 use crate::types::{
     BlockHash, BlockKey, EvictionRank, LeaseId, Load, NamespaceId, NodeId, RequestId, Scope,
     Timestamp,
@@ -117,8 +117,8 @@ pub(super) struct Granted<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Violation;
 
-/// Blocks of a new transfer: each one's READ, and the memory that it lands in.
-pub(super) type Reads<M> = Vec<(BlockRead, M)>;
+/// Blocks of a new transfer: the memory that each lands in, and what its loan said.
+pub(super) type Accepted<M> = (Vec<M>, Vec<Wanted>);
 
 #[derive(Debug)]
 pub(super) struct Fetch<M> {
@@ -199,12 +199,14 @@ impl<M> Fetch<M> {
         Outcomes::pack(bitmap, good)
     }
 
-    /// Sorts the loans into outcomes and reads, and reserves memory for the latter.
+    /// Sorts the loans into outcomes and `reads` (cleared first), and reserves memory for the latter.
     pub(super) fn accept<L: Landing<Memory = M>>(
         &mut self,
         granted: &Granted<'_>,
+        reads: &mut ReadList,
         landing: &mut L,
-    ) -> Result<(Reads<M>, Vec<Wanted>), Violation> {
+    ) -> Result<Accepted<M>, Violation> {
+        reads.clear();
         if granted.loans.len() != self.outcomes.len() {
             return Err(Violation);
         }
@@ -234,12 +236,11 @@ impl<M> Fetch<M> {
                 *outcome = FetchOutcome::Busy;
             }
         }
-        let reads = spans
-            .into_iter()
-            .zip(memory)
-            .map(|(remote, memory)| (BlockRead { remote, local: landing.span(&memory) }, memory))
-            .collect();
-        Ok((reads, wanted))
+        for (remote, memory) in spans.into_iter().zip(&memory) {
+            // Memory of another length than was asked for is a bug of the landing's.
+            reads.push([remote], landing.spans(memory)).map_err(|_uneven| Violation)?;
+        }
+        Ok((memory, wanted))
     }
 
     /// Makes what landed resident; ranks are the holder's answer, or else those of the loans.

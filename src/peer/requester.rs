@@ -26,7 +26,7 @@ use crate::fabric::{Completion, CompletionStatus, ConnectionId, ReadBatch};
 use crate::health::{Cause, Suspended, Verdict};
 use crate::limits;
 use crate::protocol::{AbortReason, Message, Outcomes};
-use crate::transfer::{FinishedBlock, Transfers};
+use crate::transfer::{FinishedBlock, ReadList, Transfers};
 use crate::types::{LeaseId, NodeEpoch, NodeId, Paths, RequestId, Scope, Timestamp};
 
 /// Deadlines of a requester.
@@ -57,6 +57,8 @@ pub(super) struct Requester<L: Landing> {
     pub(super) fetches: BTreeMap<RequestId, Fetch<L::Memory>>,
     next_request: u64,
     pub(super) transfers: Transfers<L::Memory>,
+    /// What the next transfer reads; kept from one to the next.
+    pub(super) reads: ReadList,
     pub(super) replays: VecDeque<Replay>,
     pub(super) done: VecDeque<Fetched>,
     pub(super) finished: Vec<FinishedBlock<L::Memory>>,
@@ -80,6 +82,7 @@ impl<L: Landing> Requester<L> {
             fetches: BTreeMap::new(),
             next_request: 1,
             transfers,
+            reads: ReadList::default(),
             replays: VecDeque::new(),
             done: VecDeque::new(),
             finished: Vec::new(),
@@ -270,9 +273,10 @@ impl<L: Landing> Requester<L> {
         };
         fetch.lease = granted.lease;
         let node = fetch.request.node;
-        let (reads, wanted) = fetch.accept(granted, cx.landing)?;
-        let bytes: u64 = reads.iter().map(|(read, _)| u64::from(read.remote.len)).sum();
-        let allowance = granted.health.allowance(node, bytes, self.config.transfer_timeout);
+        let reads = &mut self.reads;
+        let (memory, wanted) = fetch.accept(granted, reads, cx.landing)?;
+        let timeout = self.config.transfer_timeout;
+        let allowance = granted.health.allowance(node, reads.bytes(), timeout);
         fetch.reads_end = cx.now + allowance;
         let until = lease_end(fetch.lent, granted.ttl, self.config.lease_margin);
         let until = until.min(fetch.reads_end);
@@ -287,7 +291,8 @@ impl<L: Landing> Requester<L> {
             }
             return Ok(());
         }
-        let transfer = self.transfers.begin(granted.connection, until, reads.into_iter());
+        let on = granted.connection;
+        let transfer = self.transfers.begin(on, until, reads, memory.into_iter());
         let (ttl, asked) = (granted.ttl, fetch.lent);
         fetch.phase = Phase::Reading { transfer, wanted, ttl, asked };
         Ok(())

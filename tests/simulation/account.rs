@@ -104,7 +104,7 @@ impl World {
     pub(crate) fn account(&mut self) {
         for at in 0..self.lives.len() {
             self.tally(at);
-            self.clients[at].as_ref().unwrap().assert_at_rest();
+            self.clients[at].as_mut().unwrap().assert_at_rest();
             let node = self.cluster.node(at);
             // The network is whole and everybody lives: nobody is left alone any more.
             let mut health = node.peers.health(self.cluster.now());

@@ -40,7 +40,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(at: usize, life: u64, member: &Member) -> Self {
+    pub(crate) fn new((at, life): (usize, u64), member: &Member, pending_max: usize) -> Self {
         let address = format!("node-{at}:1");
         let identity = NodeIdentity { node: node_id(at), epoch: NodeEpoch(life), address };
         let options = AnnounceOptions {
@@ -49,6 +49,7 @@ impl Client {
             batch: 4,
             in_flight: 1 + at % 4,
             backoff: (Duration::from_millis(5), Duration::from_millis(200)),
+            pending_max,
             ..AnnounceOptions::default()
         };
         Self {
@@ -93,7 +94,8 @@ impl Client {
 
     /// When it has something to do by itself.
     pub(crate) fn next(&mut self, now: Timestamp) -> Timestamp {
-        self.announcing.next_wake(&self.ledger.pending, now)
+        self.announcing.handle_news(&mut &*self.ledger);
+        self.announcing.next_wake(now)
     }
 
     /// Makes the calls that are due. `true` where a fetch began.
@@ -104,7 +106,8 @@ impl Client {
         now: Timestamp,
         seen: &mut Seen,
     ) -> bool {
-        while let Some(call) = self.announcing.poll_call(&self.ledger.pending, &*self.ledger, now) {
+        let ledger = &*self.ledger;
+        while let Some(call) = self.announcing.poll_call(&mut &*ledger, ledger, now) {
             let afresh = matches!(call, Call::Heartbeat { presence: Presence::Afresh, .. });
             let again = afresh && self.announcing.registration().is_some();
             seen.count("registered afresh", u64::from(again));
@@ -222,16 +225,17 @@ impl Client {
                 seen.count("owner hint", 1);
             }
         };
-        self.announcing.handle_answer(answer, &self.ledger.pending, &mut hint, now);
+        self.announcing.handle_answer(answer, &mut hint, now);
         self.raised += raised;
     }
 
     /// Everything is told, and nothing is being read.
-    pub(crate) fn assert_at_rest(&self) {
+    pub(crate) fn assert_at_rest(&mut self) {
         let at = self.sender.at;
         assert!(self.announcing.is_connected(), "node {at} does not reach the registry");
         assert!(!self.announcing.is_resyncing(), "node {at} still announces again");
-        assert!(self.ledger.pending.lock().unwrap().is_empty(), "node {at} has changes to tell");
+        self.announcing.handle_news(&mut &*self.ledger);
+        assert!(self.announcing.pending().is_empty(), "node {at} has changes to tell");
         assert!(self.reads.is_empty() && self.lends.is_empty(), "node {at} still reads");
         self.readers.assert_at_rest();
     }

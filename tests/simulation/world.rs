@@ -24,6 +24,7 @@ pub(crate) struct World {
     pub(crate) registry: Registry,
     /// By node: what its present start has with the registry.
     pub(crate) clients: Vec<Option<Client>>,
+    pending_max: usize,
     pub(crate) split: BTreeSet<(usize, usize)>,
     /// Pins that a local reader holds: node, life, resident.
     pub(crate) held: Vec<(usize, u64, ResidentId)>,
@@ -44,8 +45,6 @@ fn shape_of(seed: u64, random: &mut Random) -> Shape {
     shape.network.read_bytes = [100, 300, 4096][place / 9 % 3];
     shape.pool_bytes = [4096, 8192][place / 27 % 2];
     shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
-    // Some nodes forget what they were to tell, while the registry does not answer.
-    shape.pending = [3, 6, 1000, 1000][place % 4];
     shape.peers.lease.leases_per_requester = 4;
     shape.peers.lease.bytes_per_requester = 4000;
     if place % 2 == 1 {
@@ -58,6 +57,12 @@ fn shape_of(seed: u64, random: &mut Random) -> Shape {
     shape
 }
 
+/// Changes that may wait for the registry: some nodes forget what they were to tell while it does not
+/// answer.
+fn pending_max(seed: u64) -> usize {
+    [3, 6, 1000, 1000][usize::try_from(seed % 4).unwrap()]
+}
+
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x5eed);
@@ -68,11 +73,13 @@ impl World {
         };
         let nodes = usize::try_from(nodes).unwrap();
         let cluster = Cluster::new(nodes, shape_of(seed, &mut random));
-        let client = |at| Some(Client::new(at, 1, cluster.node(at)));
+        let pending_max = pending_max(seed);
+        let client = |at| Some(Client::new((at, 1), cluster.node(at), pending_max));
         Self {
             random,
             clients: (0..nodes).map(client).collect(),
             registry: Registry::new(seed),
+            pending_max,
             split: BTreeSet::new(),
             held: Vec::new(),
             lives: vec![1; nodes],
@@ -269,7 +276,8 @@ impl World {
     pub(crate) fn start(&mut self, at: usize) {
         self.lives[at] += 1;
         self.cluster.start(at);
-        self.clients[at] = Some(Client::new(at, self.lives[at], self.cluster.node(at)));
+        self.clients[at] =
+            Some(Client::new((at, self.lives[at]), self.cluster.node(at), self.pending_max));
     }
 
     /// Local readers pin all that a node holds: for a while it has no room for anything.

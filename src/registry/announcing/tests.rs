@@ -59,6 +59,16 @@ impl Residents for Truth {
     }
 }
 
+/// What changed since the announcements heard of it last.
+#[derive(Debug, Default)]
+struct Noted(Vec<(BlockKey, bool)>);
+
+impl News for Noted {
+    fn note_in(&mut self, pending: &mut Pending) {
+        self.0.drain(..).for_each(|(key, resident)| pending.note(key, resident));
+    }
+}
+
 #[derive(Debug)]
 struct Underway {
     call: Call,
@@ -79,7 +89,7 @@ struct World {
     epoch: u64,
     directory: Arc<Directory>,
     announcing: Announcing,
-    pending: Mutex<Pending>,
+    noted: Noted,
     truth: Truth,
     underway: Vec<Underway>,
     faults: bool,
@@ -115,7 +125,7 @@ impl World {
             epoch: 1,
             directory: directory(1),
             announcing: Announcing::new(&identity(), options),
-            pending: Mutex::new(Pending::new(options.pending_max)),
+            noted: Noted::default(),
             truth: Truth::new(),
             underway: Vec::new(),
             faults: true,
@@ -131,7 +141,7 @@ impl World {
             held.remove(&number);
         }
         drop(held);
-        self.pending.lock().unwrap().note(key(number), resident);
+        self.noted.0.push((key(number), resident));
     }
 
     /// What befalls the registry.
@@ -197,7 +207,7 @@ impl World {
 
     fn answer(&mut self, at: usize, answer: &Answer) {
         self.underway[at].waits = false;
-        self.announcing.handle_answer(answer, &self.pending, &mut |_, _| {}, self.now);
+        self.announcing.handle_answer(answer, &mut |_, _| {}, self.now);
     }
 
     fn give_up(&mut self, at: usize) {
@@ -207,10 +217,10 @@ impl World {
 
     /// Goes on to the next thing that happens, at most until `until`.
     fn step(&mut self, until: Timestamp) {
-        while let Some(call) = self.announcing.poll_call(&self.pending, &self.truth, self.now) {
+        while let Some(call) = self.announcing.poll_call(&mut self.noted, &self.truth, self.now) {
             self.send(call);
         }
-        let wake = self.announcing.next_wake(&self.pending, self.now);
+        let wake = self.announcing.next_wake(self.now);
         let events = self.underway.iter().flat_map(|call| {
             let answer = call.answer.as_ref().map(|(at, _)| *at);
             let waits = call.waits.then(|| answer.unwrap_or(call.given_up).min(call.given_up));
@@ -276,9 +286,7 @@ fn whatever_is_lost_late_or_repeated_the_registry_ends_with_the_truth() {
         // Nothing but the digests tells of these.
         (0..8).for_each(|_| world.harm());
         world.run_for(Duration::from_secs(3));
-        let pending = world.pending.lock().unwrap();
-        assert_eq!(pending.len(), 0, "seed {seed}");
-        drop(pending);
+        assert_eq!(world.announcing.pending().len(), 0, "seed {seed}");
         let truth = world.truth.held.lock().unwrap().clone();
         assert_eq!(world.listed(), truth, "seed {seed}: {:?}", world.announcing);
         let (full, partial) = world.announcing.resyncs();
@@ -295,10 +303,10 @@ fn a_quiet_node_only_sends_heartbeats() {
     world.flip();
     world.run_for(Duration::from_secs(1));
     assert!(world.announcing.is_connected() && !world.announcing.is_resyncing());
-    assert_eq!(world.pending.lock().unwrap().answered(), 1);
+    assert_eq!(world.announcing.pending().answered(), 1);
     let started = world.now;
     while world.now < started + Duration::from_secs(1) {
-        let call = world.announcing.poll_call(&world.pending, &world.truth, world.now);
+        let call = world.announcing.poll_call(&mut world.noted, &world.truth, world.now);
         assert!(matches!(call, None | Some(Call::Heartbeat { presence: Presence::Here, .. })));
         call.into_iter().for_each(|call| world.send(call));
         world.step(started + Duration::from_secs(1));

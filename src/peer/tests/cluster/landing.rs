@@ -179,9 +179,9 @@ impl Landing for TestLanding {
         }
     }
 
-    fn span(&self, memory: &Destination) -> RegisteredSpan {
+    fn spans(&self, memory: &Destination) -> impl Iterator<Item = RegisteredSpan> {
         let Extent { offset, len, .. } = memory.extent();
-        RegisteredSpan { region: self.region.id, offset, len }
+        std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
     }
 
     fn checksum(&self, memory: &Destination) -> u64 {

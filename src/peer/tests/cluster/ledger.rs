@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::super::krate::registry::Partition;
-use super::super::krate::registry::announcing::{Digests, Pending, Residents};
+use super::super::krate::registry::announcing::{Digests, News, Pending, Residents};
 use super::super::krate::store::Store;
 use super::super::krate::types::BlockKey;
 
@@ -12,19 +12,25 @@ use super::super::krate::types::BlockKey;
 pub(crate) struct Ledger {
     store: Arc<Store>,
     digests: Digests,
-    pub(crate) pending: Mutex<Pending>,
+    noted: Mutex<Vec<(BlockKey, bool)>>,
 }
 
 impl Ledger {
-    pub(super) fn new(store: Arc<Store>, pending_max: usize) -> Self {
-        let pending = Mutex::new(Pending::new(pending_max));
-        Self { store, digests: Digests::default(), pending }
+    pub(super) fn new(store: Arc<Store>) -> Self {
+        Self { store, digests: Digests::default(), noted: Mutex::default() }
     }
 
     /// A resident came or went.
     pub(super) fn change(&self, key: &BlockKey, is_here: bool) {
-        let note = |is_here| self.pending.lock().unwrap().note(*key, is_here);
+        let note = |is_here| self.noted.lock().unwrap().push((*key, is_here));
         self.digests.change(key, is_here, note, || self.store.lookup(key).is_some());
+    }
+}
+
+impl News for &Ledger {
+    fn note_in(&mut self, pending: &mut Pending) {
+        let noted = std::mem::take(&mut *self.noted.lock().unwrap());
+        noted.into_iter().for_each(|(key, is_here)| pending.note(key, is_here));
     }
 }
 

@@ -75,7 +75,7 @@ impl Member {
         let local = local(vec![RegionEntry::from(&region), RegionEntry::from(&page)]);
         let (capabilities, residents) = (fabric.capabilities(), Arc::clone(&store));
         let peers = Peers::new(local, shape.peers, capabilities, residents, sink).unwrap();
-        let ledger = Arc::new(Ledger::new(Arc::clone(&store), shape.pending));
+        let ledger = Arc::new(Ledger::new(Arc::clone(&store)));
         let landing = TestLanding::new(store, pool, region, ledger);
         let (events, reads) = (EventBatch::default(), ReadBatch::default());
         let chance = Random::new(shape.seed ^ (u64::from(at.0) << 32));

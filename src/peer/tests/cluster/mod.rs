@@ -82,8 +82,6 @@ pub(crate) struct Shape {
     pub(crate) peers: PeerConfig,
     pub(crate) pool_bytes: u64,
     pub(crate) residents: u32,
-    /// Changes of residents that may wait for the registry.
-    pub(crate) pending: usize,
     pub(crate) noise: Noise,
 }
 
@@ -112,8 +110,8 @@ impl Default for Shape {
         let peers = PeerConfig { lease, requester, pressure, breaker };
         let network = SimConfig::default();
         let noise = Noise::default();
-        let (pool_bytes, residents, pending) = (64 << 10, 64, 1000);
-        Self { seed: 1, network, peers, pool_bytes, residents, pending, noise }
+        let (pool_bytes, residents) = (64 << 10, 64);
+        Self { seed: 1, network, peers, pool_bytes, residents, noise }
     }
 }
 
