@@ -171,9 +171,12 @@ pub(crate) fn latencies(
     size: u32,
     count: u32,
 ) -> Vec<Duration> {
+    // It passes the data threads' answers on.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let entered = runtime.enter();
     let holder = Member::new(holder, 1, (count, size));
     let requester = Member::new(requester, 2, (count, size));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    drop(entered);
     let mut times = Vec::new();
     for block in 0..count {
         let begun = requester.watch.now();
