@@ -179,6 +179,29 @@ pub const EVICTED_MEMORY_MAX: usize = 65_536;
 /// A fetch so soon after the block's eviction counts as a refetch.
 pub const REFETCH_WINDOW: Duration = Duration::from_secs(60);
 
+/// Allocations of one local engine that its layouts may lie in: one for each layer of the deepest
+/// models, where each layer's tensor was allocated alone.
+pub const ENGINE_ALLOCATIONS_MAX: usize = 256;
+
+/// Layouts of one local engine: one for each kind of layer of a hybrid model, and room.
+pub const ENGINE_LAYOUTS_MAX: usize = 16;
+
+/// Tensors of one layout, as [`ENGINE_ALLOCATIONS_MAX`].
+pub const LAYOUT_TENSORS_MAX: usize = 256;
+
+/// Segments of one block: K and V of 512 layers. Layouts are checked pair by pair, half a million
+/// pairs at most.
+pub const LAYOUT_SEGMENTS_MAX: usize = 1024;
+
+/// Blocks of one layout: a hundred million tokens in blocks of 16 would not fill it.
+pub const LAYOUT_BLOCKS_MAX: u32 = 1 << 24;
+
+/// Alignment of everything in a layout, bytes: what a GPU copies at once.
+pub const LAYOUT_ALIGN: u64 = 16;
+
+/// Longest allocation of an engine, bytes: sums of a few such lengths stay within 64 bits.
+pub const ALLOCATION_BYTES_MAX: u64 = 1 << 48;
+
 /// Retransmissions of an RDMA queue pair before its peer counts as gone. The field holds 7, which
 /// means for ever on SoftRoCE.
 pub const RETRIES_MAX: u8 = 6;

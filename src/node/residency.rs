@@ -11,7 +11,8 @@ use crate::limits;
 use crate::memory::{HostPool, Reservation, Usage, Watermarks};
 use crate::policy::Origin;
 use crate::protocol::door::EvictedBlock;
-use crate::registry::{Fingerprint, Partition};
+use crate::registry::Partition;
+use crate::registry::announcing::Digests;
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
@@ -67,8 +68,7 @@ pub(super) struct Residency {
     /// What the data thread last said of its lending.
     lent_bytes: AtomicU64,
     lending_pause_ms: AtomicU32,
-    /// By partition: the digest of the residents in it, which the registry compares with its own.
-    digests: Box<[AtomicU64]>,
+    digests: Digests,
     /// Blocks stored so far.
     stored: AtomicU64,
     /// By slot: how many blocks had been stored when its resident was. It tells a save that found
@@ -97,7 +97,7 @@ impl Residency {
             stuck: AtomicBool::new(false),
             lent_bytes: AtomicU64::new(0),
             lending_pause_ms: AtomicU32::new(0),
-            digests: Partition::all().map(|_| AtomicU64::new(0)).collect(),
+            digests: Digests::default(),
             stored: AtomicU64::new(0),
             stored_at: std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect(),
         }
@@ -193,7 +193,7 @@ impl Residency {
                 if pinned && self.evictions.is_refetch(&key, self.clock.now()) {
                     self.sink.emit(Event::RefetchedAfterEviction);
                 }
-                self.announce(key);
+                self.tell(key, true);
                 Admitted::Stored(found)
             }
             Err(InsertError::AlreadyResident(found)) => Admitted::AlreadyResident(found),
@@ -222,36 +222,17 @@ impl Residency {
 
     /// The digest of the residents of a partition.
     pub(super) fn digest_of(&self, partition: Partition) -> u64 {
-        self.digests.get(partition.index()).map_or(0, |digest| digest.load(Ordering::Acquire))
+        self.digests.of(partition)
     }
 
-    /// A resident came or went: exactly once for each, in whatever order, as the sum does not ask.
-    fn toggle_digest(&self, key: &BlockKey) {
-        let print = Fingerprint::of(key);
-        if let Some(digest) = self.digests.get(print.partition().index()) {
-            // The note of the change, under a lock, comes behind; who sees that sees this.
-            digest.fetch_xor(print.digest(), Ordering::AcqRel);
-        }
-    }
-
-    /// Tells the registry what is true of a key now. The state is looked up after the change was
-    /// queued, so that of an insert and an eviction that race the later one has the last word.
-    fn announce(&self, key: BlockKey) {
-        self.toggle_digest(&key);
-        let Some(announcer) = self.announcer.get() else { return };
-        announcer.resident(key);
-        if self.store.lookup(&key).is_none() {
-            announcer.gone(key);
-        }
-    }
-
-    fn withdraw(&self, key: BlockKey) {
-        self.toggle_digest(&key);
-        let Some(announcer) = self.announcer.get() else { return };
-        announcer.gone(key);
-        if self.store.lookup(&key).is_some() {
-            announcer.resident(key);
-        }
+    /// Tells the registry what is true of a key now, behind a change of it.
+    fn tell(&self, key: BlockKey, is_here: bool) {
+        let note = |is_here| match self.announcer.get() {
+            Some(announcer) if is_here => announcer.resident(key),
+            Some(announcer) => announcer.gone(key),
+            None => {}
+        };
+        self.digests.change(&key, is_here, note, || self.store.lookup(&key).is_some());
     }
 
     /// Evicts up to `max` residents and gives their memory back; how many bytes, 0 where none went.
@@ -264,7 +245,7 @@ impl Residency {
         for victim in &victims {
             self.evictions.note(victim, now);
             self.release(victim);
-            self.withdraw(victim.key);
+            self.tell(victim.key, false);
         }
         victims.iter().map(|victim| u64::from(victim.payload.extent.len)).sum()
     }

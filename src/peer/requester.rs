@@ -16,7 +16,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::fetch::{Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Violation};
+use super::fetch::{
+    Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Scratch, Violation,
+};
 use super::landing::Landing;
 use super::outbox::{Context, Outbox};
 use super::probe::Probes;
@@ -61,6 +63,7 @@ pub(super) struct Requester<L: Landing> {
     pub(super) done: VecDeque<Fetched>,
     pub(super) finished: Vec<FinishedBlock<L::Memory>>,
     pub(super) bitmap: Vec<u8>,
+    pub(super) scratch: Scratch<L::Memory>,
     /// Connections on which keys were refused; a few of the latest.
     pub(super) stale: VecDeque<ConnectionId>,
     pub(super) probes: Probes,
@@ -84,6 +87,7 @@ impl<L: Landing> Requester<L> {
             done: VecDeque::new(),
             finished: Vec::new(),
             bitmap: Vec::new(),
+            scratch: Scratch::default(),
             stale: VecDeque::new(),
             probes: Probes::default(),
             verdicts: Vec::new(),
@@ -269,14 +273,17 @@ impl<L: Landing> Requester<L> {
         };
         fetch.lease = granted.lease;
         let node = fetch.request.node;
-        let (reads, wanted) = fetch.accept(granted, cx.landing)?;
-        let bytes: u64 = reads.iter().map(|(read, _)| u64::from(read.remote.len)).sum();
+        let scratch = &mut self.scratch;
+        let wanted = fetch.accept(granted, cx.landing, scratch)?;
+        let bytes = scratch.reads.bytes();
         let allowance = granted.health.allowance(node, bytes, self.config.transfer_timeout);
         fetch.reads_end = cx.now + allowance;
         let until = lease_end(fetch.lent, granted.ttl, self.config.lease_margin);
         let until = until.min(fetch.reads_end);
+        let Scratch { reads, memory, .. } = scratch;
         if reads.is_empty() || until <= cx.now {
             let late = !reads.is_empty();
+            memory.clear();
             let (cause, waited) = (Cause::NoAnswer, cx.now.since(fetch.lent));
             let verdict = if late { Verdict::Failed { cause, waited } } else { Verdict::Answered };
             self.verdicts.push((node, verdict));
@@ -286,7 +293,8 @@ impl<L: Landing> Requester<L> {
             }
             return Ok(());
         }
-        let transfer = self.transfers.begin(granted.connection, until, reads.into_iter());
+        let on = granted.connection;
+        let transfer = self.transfers.begin(on, until, reads, memory.drain(..));
         let (ttl, asked) = (granted.ttl, fetch.lent);
         fetch.phase = Phase::Reading { transfer, wanted, ttl, asked };
         Ok(())

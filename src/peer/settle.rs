@@ -122,7 +122,8 @@ fn verify<L: Landing>(
         });
         match outcome {
             Ok(()) => {
-                bytes += u64::from(cx.landing.span(&block.destination).len);
+                let spans = cx.landing.spans(&block.destination);
+                bytes += spans.map(|span| u64::from(span.len)).sum::<u64>();
                 landed.push((want, block.destination));
             }
             Err(scope) => {

@@ -5,6 +5,7 @@
 //! are written once.
 
 use std::fmt;
+use std::ops::Range;
 
 use arrayvec::ArrayVec;
 
@@ -71,6 +72,11 @@ impl Table {
             overflow: Overflow::new(),
             guard: Guard::new(),
         }
+    }
+
+    pub(super) fn addresses(&self) -> [Range<*const u8>; 3] {
+        let [lines, payloads] = self.slots.addresses();
+        [lines, payloads, self.index.addresses()]
     }
 
     pub(super) fn at(&self, slot: u32) -> Option<Slot<'_>> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::plan::{BlockRead, PlannedRead, plan};
+use super::plan::{PlannedRead, ReadList, plan};
 use crate::fabric::{
     Capabilities, Completion, CompletionStatus, ConnectionId, ReadBatch, ReadWork, RegisteredSpan,
     WrId,
@@ -102,7 +102,6 @@ pub struct Transfers<D> {
     finished: VecDeque<u32>,
     /// Buffers of finished transfers, so that a transfer in steady state allocates nothing.
     spare: Vec<Transfer<D>>,
-    scratch: Vec<BlockRead>,
 }
 
 impl<D> Transfers<D> {
@@ -119,7 +118,6 @@ impl<D> Transfers<D> {
             to_break: VecDeque::new(),
             finished: VecDeque::new(),
             spare: Vec::new(),
-            scratch: Vec::new(),
         }
     }
 
@@ -135,13 +133,15 @@ impl<D> Transfers<D> {
         self.slots.len() - self.free_slots.len()
     }
 
-    /// Takes ownership of the destinations and plans their READs. Nothing may be read from the
-    /// holder after `until`, the requester's own deadline for the lease (invariant 3).
+    /// Takes ownership of the destinations, one for each block of `list`, and plans their READs.
+    /// Nothing may be read from the holder after `until`, the requester's own deadline for the lease
+    /// (invariant 3).
     pub fn begin(
         &mut self,
         connection: ConnectionId,
         until: Timestamp,
-        blocks: impl Iterator<Item = (BlockRead, D)>,
+        list: &ReadList,
+        destinations: impl Iterator<Item = D>,
     ) -> TransferId {
         let mut transfer = self.spare.pop().unwrap_or_else(|| Transfer {
             connection,
@@ -157,12 +157,9 @@ impl<D> Transfers<D> {
         });
         transfer.connection = connection;
         transfer.until = until;
-        self.scratch.clear();
-        for (read, destination) in blocks {
-            self.scratch.push(read);
-            transfer.blocks.push(Block { destination, failed: false });
-        }
-        plan(&self.scratch, &self.capabilities, &mut transfer.reads, &mut transfer.segments);
+        let block = |destination| Block { destination, failed: false };
+        transfer.blocks.extend(destinations.take(list.len()).map(block));
+        plan(list, &self.capabilities, &mut transfer.reads, &mut transfer.segments);
         let done = transfer.is_done();
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(TransferSlot { generation: 0, running: None });
