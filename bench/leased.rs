@@ -260,9 +260,12 @@ pub(crate) fn latencies(
 ) -> Vec<Times> {
     let (ends, inner) =
         if in_parts { (Detail::All, Detail::All) } else { (Detail::Ends, Detail::None) };
+    // It passes the data threads' answers on.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let entered = runtime.enter();
     let holder = Member::new(holder, 1, (count, size), inner);
     let requester = Member::new(requester, 2, (count, size), ends);
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    drop(entered);
     let mut all = Vec::new();
     for block in 0..count {
         // The data threads come to rest, so that the fetch is taken up by a poll.

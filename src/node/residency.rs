@@ -2,7 +2,7 @@
 //! the reclaimer. Eviction takes no lock at all: what it changes is the store, which has none, and what it
 //! says goes through mailboxes ([`crate::sync::Mailbox`]) and words that anybody may write.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::evictions::Evictions;
@@ -25,8 +25,8 @@ const VICTIMS_PER_STEP: usize = 64;
 /// Slots of one step of a count: less than a tenth of a millisecond.
 const SLOTS_PER_STEP: u32 = 4_096;
 
-/// How long a requester or an engine holds back while this node is above its high watermark, and
-/// when it found no memory at all, milliseconds.
+/// How long a requester holds back while this node is above its high watermark and finds nothing to evict,
+/// and an engine when there was no memory at all, milliseconds.
 const PAUSE_UNDER_PRESSURE_MS: u32 = 10;
 const PAUSE_WHEN_FULL_MS: u32 = 50;
 
@@ -63,6 +63,8 @@ pub(super) struct Residency {
     announcer: OnceLock<AnnouncerHandle>,
     reclaimer: OnceLock<ReclaimWaker>,
     evictions: Evictions,
+    /// Whether the last one who wanted victims found none.
+    stuck: AtomicBool,
     /// What the data thread last said of its lending.
     lent_bytes: AtomicU64,
     lending_pause_ms: AtomicU32,
@@ -92,6 +94,7 @@ impl Residency {
             announcer: OnceLock::new(),
             reclaimer: OnceLock::new(),
             evictions: Evictions::new(),
+            stuck: AtomicBool::new(false),
             lent_bytes: AtomicU64::new(0),
             lending_pause_ms: AtomicU32::new(0),
             digests: Digests::default(),
@@ -236,6 +239,8 @@ impl Residency {
     pub(super) fn evict(&self, max: usize) -> u64 {
         let mut victims = Vec::with_capacity(max);
         self.store.evict_batch(max, &mut victims);
+        // Relaxed: advice to those who read from here.
+        self.stuck.store(victims.is_empty(), Ordering::Relaxed);
         let now = self.clock.now();
         for victim in &victims {
             self.evictions.note(victim, now);
@@ -295,9 +300,12 @@ impl Residency {
         Load { outstanding_bytes: self.lent_bytes.load(Ordering::Relaxed), pause_ms }
     }
 
-    /// How long others should hold back, milliseconds; 0 without pressure.
+    /// How long others should hold back, milliseconds; 0 without pressure. A pool that is only full is
+    /// none: leases need no memory, and what they keep from eviction is not missed as long as something
+    /// else can go. So whoever reads does not notice a reclaimer that is late.
     pub(super) fn pause_ms(&self) -> u32 {
-        if self.excess() > 0 { PAUSE_UNDER_PRESSURE_MS } else { 0 }
+        let pressed = self.stuck.load(Ordering::Relaxed) && self.excess() > 0;
+        if pressed { PAUSE_UNDER_PRESSURE_MS } else { 0 }
     }
 }
 
@@ -324,5 +332,45 @@ impl Reclaim for Residency {
             typical = (freed / victims as u64).max(1);
         }
         Reclaimed::Some
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::event::Discard;
+    use crate::memory::PoolOptions;
+    use crate::policy::Policy;
+    use crate::store::StoreConfig;
+    use crate::types::{BlockHash, NamespaceId, PoolId};
+
+    #[test]
+    fn readers_hold_back_only_where_what_they_keep_is_missed() {
+        let (id, bytes) = (PoolId(0), 16 << 10);
+        let options = PoolOptions { id, bytes, huge_pages: None, lock: false, numa_node: None };
+        let config = StoreConfig { capacity: 100, policy: Policy::default() };
+        let (marks, sink) = (Watermarks::new(500, 250).unwrap(), Arc::new(Discard));
+        let store = Arc::new(Store::new(config, sink.clone()).unwrap());
+        let pools = vec![HostPool::create(&options).unwrap()];
+        let residency = Residency::new(store, pools, marks, Clock::start(), sink);
+        let key = |name: u8| BlockKey {
+            namespace: NamespaceId(1),
+            hash: BlockHash::new(&[name]).unwrap(),
+        };
+        for name in 0..12 {
+            let memory = residency.reserve(&[1 << 10]).unwrap().pop().unwrap();
+            residency.admit(key(name), memory, 0, Origin::Saved { owners: None });
+        }
+        assert!(residency.excess() > 0);
+        assert_eq!(residency.pause_ms(), 0, "there is much to evict");
+        let pins: Vec<_> =
+            (0..12).map(|name| residency.store.pin(&key(name)).unwrap().id).collect();
+        assert_eq!(residency.reclaim(), Reclaimed::Stuck);
+        assert_eq!(residency.pause_ms(), PAUSE_UNDER_PRESSURE_MS);
+        assert_eq!(residency.store.unpin_batch(&pins), 0);
+        assert_eq!(residency.reclaim(), Reclaimed::Some);
+        assert_eq!((residency.reclaim(), residency.pause_ms()), (Reclaimed::Enough, 0));
+        assert_eq!(residency.usage().used, 4 << 10);
     }
 }

@@ -5,11 +5,10 @@
 //! what they ask for: an answer leaves before anything else is looked after. The clock is read once a
 //! round: deadlines are milliseconds and more, a round is microseconds. That moment is also the thread's
 //! [`Heartbeat`]. The thread waits only in [`Fabric::poll`]; commands end that wait through the
-//! fabric's waker.
+//! fabric's waker. It has no lock in common with those who command it ([`super::mailroom`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
 use super::heartbeat::{Heartbeat, Rounds};
+use super::mailroom::{Answer, Inbox, Outbox};
 use super::rejections::{By, Rejections};
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatch, Wake};
 use crate::health::Entry;
@@ -85,6 +85,10 @@ enum Command<E> {
     Drain {
         drained: oneshot::Sender<()>,
     },
+    /// What was fetched for one who does not wait any more.
+    Release {
+        fetched: Fetched,
+    },
     Stop,
 }
 
@@ -96,7 +100,7 @@ pub struct Stopped;
 /// A handle on the data thread, for any number of threads.
 #[derive(Debug)]
 pub struct DataHandle<E> {
-    commands: Sender<Command<E>>,
+    inbox: Arc<Inbox<Command<E>>>,
     waker: Arc<dyn Wake>,
     heartbeat: Heartbeat,
     /// Closed with the thread.
@@ -106,7 +110,7 @@ pub struct DataHandle<E> {
 impl<E> Clone for DataHandle<E> {
     fn clone(&self) -> Self {
         Self {
-            commands: self.commands.clone(),
+            inbox: Arc::clone(&self.inbox),
             waker: Arc::clone(&self.waker),
             heartbeat: self.heartbeat.clone(),
             alive: self.alive.clone(),
@@ -188,7 +192,9 @@ impl<E> DataHandle<E> {
     }
 
     fn send(&self, command: Command<E>) -> Result<(), Stopped> {
-        self.commands.send(command).map_err(|_gone| Stopped)?;
+        if !self.inbox.put(command) {
+            return Err(Stopped);
+        }
         self.waker.wake();
         Ok(())
     }
@@ -197,10 +203,13 @@ impl<E> DataHandle<E> {
 /// The data thread; its result says why it ended.
 pub type DataJoin = JoinHandle<Result<(), FabricError>>;
 
-/// Starts the data thread.
+/// Starts the data thread, and on the current Tokio runtime a task that passes its answers on.
 ///
 /// # Errors
-/// Where the system refuses a thread.
+/// Where the system refuses a thread, or the limit on open files is reached.
+///
+/// # Panics
+/// Outside a Tokio runtime.
 pub fn spawn<F, L>(
     fabric: F,
     peers: Peers<L>,
@@ -213,11 +222,14 @@ where
     L: Landing + Send + 'static,
     L::Memory: Send,
 {
-    let (commands, inbox) = channel();
+    let (inbox, outbox) = (Arc::new(Inbox::new()), Arc::new(Outbox::new()?));
+    let woken = outbox.watched()?;
     let (living, alive) = watch::channel(true);
     let heartbeat = Heartbeat::new(clock.now());
     let waker = fabric.waker();
-    let handle = DataHandle { commands, waker, heartbeat: heartbeat.clone(), alive };
+    let own = Arc::clone(&inbox);
+    let handle = DataHandle { inbox: own, waker, heartbeat: heartbeat.clone(), alive };
+    let living = Living { inbox: Arc::clone(&inbox), outbox: Arc::clone(&outbox), _living: living };
     let thread = DataThread {
         fabric,
         peers,
@@ -225,6 +237,8 @@ where
         clock,
         heartbeat,
         inbox,
+        commands: Vec::new(),
+        outbox: Arc::clone(&outbox),
         endpoints: BTreeMap::new(),
         answers: BTreeMap::new(),
         next_fetch: 0,
@@ -237,7 +251,26 @@ where
         let _living = living;
         thread.run()
     })?;
+    let release = handle.clone();
+    tokio::spawn(outbox.deliver(woken, move |fetched| {
+        // Without its thread a node serves nothing any more, and no pin matters.
+        release.send(Command::Release { fetched }).ok();
+    }));
     Ok((handle, join))
+}
+
+/// Goes with the thread, however that ends: nobody waits for it any more.
+struct Living<E> {
+    inbox: Arc<Inbox<Command<E>>>,
+    outbox: Arc<Outbox<PeerSnapshot>>,
+    _living: watch::Sender<bool>,
+}
+
+impl<E> Drop for Living<E> {
+    fn drop(&mut self) {
+        self.inbox.close();
+        self.outbox.close();
+    }
 }
 
 struct DataThread<F: Fabric, L: Landing> {
@@ -246,7 +279,10 @@ struct DataThread<F: Fabric, L: Landing> {
     landing: L,
     clock: Clock,
     heartbeat: Heartbeat,
-    inbox: Receiver<Command<F::Endpoint>>,
+    inbox: Arc<Inbox<Command<F::Endpoint>>>,
+    /// What was in it; kept for its memory.
+    commands: Vec<Command<F::Endpoint>>,
+    outbox: Arc<Outbox<PeerSnapshot>>,
     endpoints: BTreeMap<NodeId, F::Endpoint>,
     answers: BTreeMap<FetchId, oneshot::Sender<Answered>>,
     next_fetch: u64,
@@ -266,8 +302,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
             self.take_commands(now);
             self.carry_out(now);
             if let Some(drained) = self.drained.take_if(|_| self.peers.leases_out() == 0) {
-                // Whoever does not wait any more stops the thread next.
-                drained.send(()).ok();
+                self.tell(Answer::Drained(drained));
             }
             if self.stopping {
                 return Ok(());
@@ -300,7 +335,9 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
     }
 
     fn take_commands(&mut self, now: Timestamp) {
-        while let Ok(command) = self.inbox.try_recv() {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.inbox.take_into(&mut commands);
+        for command in commands.drain(..) {
             match command {
                 Command::Fetch { node, endpoint, namespace, hashes, answer } => {
                     let id = FetchId(self.next_fetch);
@@ -319,23 +356,24 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                         health: self.peers.health(now).collect(),
                         at: now,
                     };
-                    // An asker that is gone needs no answer.
-                    answer.send(snapshot).ok();
+                    self.tell(Answer::Snapshot(answer, snapshot));
                 }
                 Command::ResetHealth { node, answer } => {
                     let reset = self.peers.reset_health(node, now);
-                    answer.send(reset).ok();
+                    self.tell(Answer::Reset(answer, reset));
                 }
                 Command::Drain { drained } => {
                     self.peers.drain();
                     self.drained = Some(drained);
                 }
+                Command::Release { fetched } => self.peers.release(&fetched),
                 Command::Stop => {
                     self.peers.shut_down();
                     self.stopping = true;
                 }
             }
         }
+        self.commands = commands;
     }
 
     fn connected(&self) -> impl Iterator<Item = ConnectedPeer> + '_ {
@@ -413,8 +451,13 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
     fn answer(&mut self, fetched: Fetched) {
         let Some(answer) = self.answers.remove(&fetched.id) else { return };
         let reach = self.peers.up_to(fetched.node).map(|on| self.fabric.reach(on));
-        if let Err(unwanted) = answer.send(Answered { fetched, reach }) {
-            // Nobody waits any more: the pins that were taken for the asker go.
+        self.tell(Answer::Fetched(answer, Answered { fetched, reach }));
+    }
+
+    fn tell(&self, answer: Answer<PeerSnapshot>) {
+        if let Err(Answer::Fetched(_asker, unwanted)) = self.outbox.put(answer) {
+            // No room, which the bound on askers rules out: the pins that were taken for this one go,
+            // and it hears that there will be no answer.
             self.peers.release(&unwanted.fetched);
         }
     }

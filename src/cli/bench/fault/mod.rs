@@ -173,7 +173,7 @@ impl Trial<'_> {
     fn run(&self, fault: Fault, pair: &mut Pair, link: &Link) -> Result<Option<Row>, CliError> {
         let started = self.readers.now();
         let whole = |it: &Sample| it.outcome.is_good() && it.outcome.fetched > 0;
-        if self.first(|it| it.begun > started && whole(it))?.is_none() || !self.is_used(true)?.1 {
+        if self.first(|it| it.begun > started && whole(it))?.is_none() || !self.is_used()?.1 {
             return self.unless_interrupted("the holder is not read from before the fault");
         }
         let struck = self.readers.now();
@@ -183,7 +183,7 @@ impl Trial<'_> {
             Fault::Cut => link.cut(true)?,
         }
         let failed = self.first(|it| it.ended >= struck && !it.outcome.is_good())?;
-        let (left_alone, is_left_alone) = self.is_used(false)?;
+        let left_alone = self.left_alone(struck)?;
         match fault {
             Fault::Killed => pair.restart_holder()?,
             Fault::Hung => pair.holder.signal(Signal::CONT),
@@ -191,7 +191,7 @@ impl Trial<'_> {
         }
         let repaired = self.readers.now();
         let back = self.first(|it| it.ended >= repaired && whole(it))?;
-        let (used, is_used) = self.is_used(true)?;
+        let (used, is_used) = self.is_used()?;
         if self.bench.is_interrupted() {
             return Ok(None);
         }
@@ -199,7 +199,7 @@ impl Trial<'_> {
         Ok(Some(Row {
             fault,
             detected_ms: failed.map(|it| millis(struck, it.ended)),
-            left_alone_ms: is_left_alone.then(|| millis(struck, left_alone)),
+            left_alone_ms: left_alone.map(|at| millis(struck, at)),
             lasted_ms: millis(struck, repaired),
             back_ms: back.map(|it| millis(repaired, it.ended)),
             used_ms: is_used.then(|| millis(repaired, used)),
@@ -211,14 +211,39 @@ impl Trial<'_> {
         self.readers.first(self.patience, &|| self.bench.is_interrupted(), is_it)
     }
 
-    /// Waits until the reader uses the holder, or leaves it alone; when, and whether that came.
-    fn is_used(&self, used: bool) -> Result<(Timestamp, bool), CliError> {
+    /// Whether nothing speaks against the holder.
+    fn is_trusted(&self) -> Result<bool, CliError> {
+        let health = self.at_reader.stat()?.health;
+        let mut of_holder = health.iter().filter(|it| it.peer.is_empty() || it.peer == HOLDER_ID);
+        Ok(of_holder.all(|it| it.state == "closed"))
+    }
+
+    /// Waits until the holder is asked no more: the reader leaves it alone, or the registry names it for
+    /// no block of a read.
+    fn left_alone(&self, struck: Timestamp) -> Result<Option<Timestamp>, CliError> {
+        let deadline = Deadline::after(self.patience);
+        let unlisted = |it: &Sample| {
+            let of = it.outcome;
+            it.begun >= struck && of.not_found > 0 && of.fetched + of.failed + of.busy == 0
+        };
+        loop {
+            if !self.is_trusted()? {
+                return Ok(Some(self.readers.now()));
+            }
+            if let Some(at) = self.readers.latest().filter(unlisted) {
+                return Ok(Some(at.ended));
+            }
+            if self.bench.is_interrupted() || !deadline.pause(LOOK) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits until nothing speaks against the holder; when, and whether that came.
+    fn is_used(&self) -> Result<(Timestamp, bool), CliError> {
         let deadline = Deadline::after(self.patience);
         loop {
-            let health = self.at_reader.stat()?.health;
-            let of_holder = health.iter().filter(|it| it.peer.is_empty() || it.peer == HOLDER_ID);
-            let closed = of_holder.into_iter().all(|it| it.state == "closed");
-            if closed == used {
+            if self.is_trusted()? {
                 return Ok((self.readers.now(), true));
             }
             if self.bench.is_interrupted() || !deadline.pause(LOOK) {

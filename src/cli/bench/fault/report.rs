@@ -16,7 +16,8 @@ pub(super) struct Row {
     pub(super) fault: Fault,
     /// From the strike until a read ended without all of its blocks.
     pub(super) detected_ms: Option<f64>,
-    /// From the strike until the reader left the holder, or the way to it, alone.
+    /// From the strike until the holder was asked no more: the reader left it, or the way to it, alone,
+    /// or the registry listed it no more.
     pub(super) left_alone_ms: Option<f64>,
     /// From the strike until the fault was over: a killed holder had its blocks again then.
     pub(super) lasted_ms: f64,

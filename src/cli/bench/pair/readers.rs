@@ -66,6 +66,11 @@ impl Readers {
         lock(&self.shared.samples).clone()
     }
 
+    /// The read that ended last.
+    pub(in crate::cli::bench) fn latest(&self) -> Option<Sample> {
+        lock(&self.shared.samples).last().copied()
+    }
+
     /// The first end of a read that `is_it`, if it comes in time and nobody asks to end before.
     pub(in crate::cli::bench) fn first(
         &self,
