@@ -74,6 +74,28 @@ follow_guest() {
     follower[$name]=$!
 }
 
+# boot_guest NAME PREFIX SCRIPT [QEMU ARGUMENT...]: starts it, shows what it prints behind PREFIX, and returns
+# when its job begins. One that dies before is started again, three times at most: nothing was tested yet.
+# A kernel patches its own code while it boots, and an emulated processor that runs such a place at that
+# moment has been seen to die of it (int3 in sched_clock_cpu).
+boot_guest() {
+    local name=$1 prefix=$2 attempt
+    shift 2
+    for attempt in 1 2 3; do
+        start_guest "$name" "$@"
+        follow_guest "$name" "$prefix"
+        until [[ -e $work/share/$name.up ]]; do
+            guest_runs "$name" || break
+            # Whoever waits for its end says so.
+            ((SECONDS < deadline)) || return 0
+            sleep 0.1
+        done
+        [[ ! -e $work/share/$name.up ]] || return 0
+        drain_console "$name"
+        note "guest $name died while it booted, $attempt of 3 times; its console is above"
+    done
+}
+
 guest_runs() {
     kill -0 "${guest_pid[$1]}" 2>/dev/null
 }
