@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::iter::Sum;
 
 use super::wr_id::{Work, truncate};
 use crate::fabric::{CompletionStatus, RemoteSpan, WrId};
@@ -59,6 +60,24 @@ pub(super) struct Rail {
     pub(super) longest: u32,
 }
 
+/// What queue pairs were given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Posts {
+    /// Work requests: READs, and parts of those that one work request cannot carry.
+    pub works: u64,
+    /// Lists of them, each posted by one call.
+    pub doorbells: u64,
+}
+
+impl Sum for Posts {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            works: sum.works + one.works,
+            doorbells: sum.doorbells + one.doorbells,
+        })
+    }
+}
+
 /// One data queue pair.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -71,6 +90,7 @@ pub(super) struct Lane {
     posted: VecDeque<Posted>,
     /// The number of the next work request.
     next: u64,
+    doorbells: u64,
     /// READs whose end was not told yet.
     reads: usize,
     bytes: u64,
@@ -89,6 +109,7 @@ impl Lane {
             pair: Some(pair),
             posted: VecDeque::with_capacity(depth),
             next: 0,
+            doorbells: 0,
             reads: 0,
             bytes: 0,
             list: SendList::default(),
@@ -134,6 +155,11 @@ impl Lane {
         self.next
     }
 
+    /// What it has posted so far.
+    pub(super) fn posts(&self) -> Posts {
+        Posts { works: self.next, doorbells: self.doorbells }
+    }
+
     /// The number of the oldest work request outstanding, or of the next one.
     pub(super) fn oldest(&self) -> u64 {
         self.next - self.posted.len() as u64
@@ -159,6 +185,7 @@ impl Lane {
         }
         self.list.signal_last();
         self.signaled = true;
+        self.doorbells += 1;
         let total = self.list.len();
         let outcome = match &self.pair {
             Some(pair) => pair.post_send(&mut self.list).map_err(|part| (part.posted, part.source)),
@@ -272,6 +299,7 @@ mod tests {
             pair: None,
             posted: VecDeque::new(),
             next: 0,
+            doorbells: 0,
             reads: 0,
             bytes: 0,
             list: SendList::default(),
