@@ -1,5 +1,6 @@
 //! Memory and residents of one node: reserve, admit, evict. Shared by the data thread, the door and
-//! the reclaimer; no lock is held from one step to the next.
+//! the reclaimer. Eviction takes no lock at all: what it changes is the store, which has none, and what it
+//! says goes through mailboxes ([`crate::sync::Mailbox`]) and words that anybody may write.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +16,6 @@ use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
-use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, EvictionRank, Extent, Load, ResidentCause};
 
 /// Victims of one step of the reclaimer.
@@ -61,7 +61,7 @@ pub(super) struct Residency {
     watermarks: Watermarks,
     announcer: OnceLock<AnnouncerHandle>,
     reclaimer: OnceLock<ReclaimWaker>,
-    evictions: Mutex<Evictions>,
+    evictions: Evictions,
     /// What the data thread last said of its lending.
     lent_bytes: AtomicU64,
     lending_pause_ms: AtomicU32,
@@ -91,7 +91,7 @@ impl Residency {
             watermarks,
             announcer: OnceLock::new(),
             reclaimer: OnceLock::new(),
-            evictions: Mutex::default(),
+            evictions: Evictions::new(),
             lent_bytes: AtomicU64::new(0),
             lending_pause_ms: AtomicU32::new(0),
             digests: Partition::all().map(|_| AtomicU64::new(0)).collect(),
@@ -187,7 +187,7 @@ impl Residency {
                 if let Some(at) = self.stored_at.get(found.id.slot as usize) {
                     at.store(number, Ordering::Relaxed);
                 }
-                if pinned && lock(&self.evictions).is_refetch(&key, self.clock.now()) {
+                if pinned && self.evictions.is_refetch(&key, self.clock.now()) {
                     self.sink.emit(Event::RefetchedAfterEviction);
                 }
                 self.announce(key);
@@ -257,7 +257,7 @@ impl Residency {
         self.store.evict_batch(max, &mut victims);
         let now = self.clock.now();
         for victim in &victims {
-            lock(&self.evictions).note(victim, now);
+            self.evictions.note(victim, now);
             self.release(victim);
             self.withdraw(victim.key);
         }
@@ -277,7 +277,7 @@ impl Residency {
     }
 
     pub(super) fn evictions_since(&self, sequence: u64, max: usize) -> Vec<EvictedBlock> {
-        lock(&self.evictions).since(sequence, max)
+        self.evictions.since(sequence, max)
     }
 
     /// What is resident. Lets other tasks run now and then: the count looks at every slot.
@@ -292,12 +292,8 @@ impl Residency {
 
     pub(super) fn usage(&self) -> Usage {
         self.pools.iter().map(|pool| pool.usage()).fold(
-            Usage { bytes: 0, used: 0, largest_free: 0 },
-            |sum, usage| Usage {
-                bytes: sum.bytes + usage.bytes,
-                used: sum.used + usage.used,
-                largest_free: sum.largest_free.max(usage.largest_free),
-            },
+            Usage { bytes: 0, used: 0 },
+            |sum, usage| Usage { bytes: sum.bytes + usage.bytes, used: sum.used + usage.used },
         )
     }
 

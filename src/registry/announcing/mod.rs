@@ -28,7 +28,6 @@ use super::{
 };
 use crate::limits;
 use crate::registry::{Fingerprint, NodeIdentity};
-use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
 use drift::Drift;
 use flights::Flights;
@@ -125,10 +124,19 @@ pub enum Call {
     },
 }
 
+/// Changes that were noted elsewhere and that the [`Pending`] set does not know yet.
+pub trait News {
+    /// Notes them in the set, in the order in which they came.
+    fn note_in(&mut self, pending: &mut Pending);
+}
+
 /// The state of one node's announcements. One owner makes the calls that [`Self::poll_call`] gives,
-/// in any order of answers; whoever changes residents notes that in the [`Pending`] set.
+/// in any order of answers. Nothing here is shared: whoever changes residents hands that over as
+/// [`News`], which are asked for where they have to be known.
 #[derive(Debug)]
 pub struct Announcing {
+    /// Changes that the registry has not answered yet.
+    pending: Pending,
     node: NodeId,
     epoch: NodeEpoch,
     options: AnnounceOptions,
@@ -158,6 +166,7 @@ impl Announcing {
         let batch = options.batch.clamp(1, limits::REGISTRY_BATCH_MAX);
         let in_flight = options.in_flight.clamp(1, limits::REGISTRY_IN_FLIGHT_MAX);
         Self {
+            pending: Pending::new(options.pending_max),
             node: identity.node,
             epoch: identity.epoch,
             options: AnnounceOptions { batch, in_flight, ..options },
@@ -199,24 +208,41 @@ impl Announcing {
         self.resync.counts()
     }
 
+    /// The changes that the registry has not answered yet.
+    #[must_use]
+    pub const fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    /// Asks for haste with the changes so far; the ticket up to which they have to be answered.
+    pub fn hurry(&mut self) -> u64 {
+        self.pending.hurry()
+    }
+
+    /// Takes note of what changed.
+    pub fn handle_news(&mut self, news: &mut dyn News) {
+        news.note_in(&mut self.pending);
+    }
+
     /// The next call to make now, if any. Ask again until there is none.
     pub fn poll_call(
         &mut self,
-        pending: &Mutex<Pending>,
+        news: &mut dyn News,
         residents: &dyn Residents,
         now: Timestamp,
     ) -> Option<Call> {
+        self.handle_news(news);
         if self.beating.is_some() {
             return None;
         }
         if let Some(withdraws) = self.withdraws.take() {
             return Some(withdraws);
         }
-        let dirty = lock(pending).is_dirty();
+        let dirty = self.pending.is_dirty();
         if now >= self.beat_at || (self.connected && dirty) {
             // With batches under way the digests would be of no one moment.
             if self.flights.is_empty() {
-                return Some(self.beat(pending, residents, dirty));
+                return Some(self.beat(news, residents, dirty));
             }
             let late = self.connected && !dirty && now >= self.beat_at + self.grace();
             return late.then(|| self.heartbeat(Presence::Here, residents, Vec::new()));
@@ -227,17 +253,17 @@ impl Announcing {
         if self.flights.len() >= self.options.in_flight || self.resync.is_forgetting() {
             return None;
         }
-        if let Some(call) = self.changes(pending, now) {
+        if let Some(call) = self.changes(now) {
             return Some(call);
         }
-        self.residents(pending, residents, now)
+        self.residents(residents, now)
     }
 
     /// When [`Self::poll_call`] may give a call without an answer or a note coming first.
-    pub fn next_wake(&mut self, pending: &Mutex<Pending>, now: Timestamp) -> Timestamp {
+    pub fn next_wake(&mut self, now: Timestamp) -> Timestamp {
         let never = now + Duration::from_secs(3600);
         let quiet = self.flights.is_empty();
-        let waits = !self.connected || lock(pending).is_dirty();
+        let waits = !self.connected || self.pending.is_dirty();
         if self.beating.is_some() || (waits && !quiet) {
             return never;
         }
@@ -246,7 +272,7 @@ impl Announcing {
             return beat_at;
         }
         // What cannot begin before a batch under way ends is begun when that one is answered.
-        let due = !self.blocked && self.batch_is_due(&lock(pending), now);
+        let due = !self.blocked && self.batch_is_due(now);
         let batch = if due { Some(now) } else { self.batch_at.filter(|_| !self.blocked) };
         let free = quiet || self.resync.to_forget().is_none();
         let resync = self.resync.next().filter(|_| free && !self.resync.is_forgetting());
@@ -255,12 +281,7 @@ impl Announcing {
 
     /// The answer to a heartbeat; the blocks of which this node is the only owner are the caller's to
     /// pass on.
-    pub fn handle_beat(
-        &mut self,
-        answer: Result<&Beat, &RegistryError>,
-        pending: &Mutex<Pending>,
-        now: Timestamp,
-    ) {
+    pub fn handle_beat(&mut self, answer: Result<&Beat, &RegistryError>, now: Timestamp) {
         let told = self.beating.take().unwrap_or_default();
         let beat = match answer {
             Ok(beat) => beat,
@@ -273,7 +294,7 @@ impl Announcing {
             self.registration = Some(beat.registration);
             // Changes count from here on, and the listing begins after this: a change is in one or
             // the other.
-            lock(pending).begin_resync();
+            self.pending.begin_resync();
             self.drift.reset();
             self.resync.all(now);
             return;
@@ -281,7 +302,7 @@ impl Announcing {
         if let Some(repair) = self.drift.compared(&told, &beat.drifted) {
             self.resync.some(repair, now);
         }
-        if !self.resync.is_running() && lock(pending).is_empty() {
+        if !self.resync.is_running() && self.pending.is_empty() {
             self.failures = 0;
         }
     }
@@ -291,14 +312,13 @@ impl Announcing {
         &mut self,
         stamp: &Stamp,
         answer: Result<(&Announced, &[BlockKey]), &RegistryError>,
-        pending: &Mutex<Pending>,
         now: Timestamp,
     ) {
         if let Ok((announced, keys)) = answer {
             let refused = keys.iter().zip(&announced.owners).filter(|(_, owners)| **owners == 0);
             refused.for_each(|(key, _)| self.drift.refuse(Fingerprint::of(key).partition()));
         }
-        self.ended(stamp, answer.map(|(announced, _)| announced.registry), pending, now);
+        self.ended(stamp, answer.map(|(announced, _)| announced.registry), now);
     }
 
     /// The answer to a withdraw or a forget; a forget says no epoch.
@@ -306,19 +326,18 @@ impl Announcing {
         &mut self,
         stamp: &Stamp,
         answer: Result<Option<RegistryEpoch>, &RegistryError>,
-        pending: &Mutex<Pending>,
         now: Timestamp,
     ) {
         let known = self.registration.map_or(RegistryEpoch(0), |known| known.registry);
-        self.ended(stamp, answer.map(|epoch| epoch.unwrap_or(known)), pending, now);
+        self.ended(stamp, answer.map(|epoch| epoch.unwrap_or(known)), now);
     }
 
     /// No answer to any call under way will come.
-    pub fn handle_loss(&mut self, pending: &Mutex<Pending>, now: Timestamp) {
+    pub fn handle_loss(&mut self, now: Timestamp) {
         let error = RegistryError::Unreachable { reason: "a call ended without an answer".into() };
         self.beating = None;
         let number = self.registration.map_or(0, |known| known.number);
-        self.flights.abandon(number, &mut lock(pending));
+        self.flights.abandon(number, &mut self.pending);
         self.failed(&error, now);
     }
 
@@ -326,17 +345,14 @@ impl Announcing {
         &mut self,
         stamp: &Stamp,
         answer: Result<RegistryEpoch, &RegistryError>,
-        pending: &Mutex<Pending>,
         now: Timestamp,
     ) {
         let known = self.registration.map_or(0, |known| known.number);
         self.blocked = false;
-        let mut pending = lock(pending);
-        self.flights.end(stamp.sequence, answer.is_ok(), known, &mut pending);
+        self.flights.end(stamp.sequence, answer.is_ok(), known, &mut self.pending);
         if self.resync.settled(self.flights.settled()) {
-            pending.end_resync();
+            self.pending.end_resync();
         }
-        drop(pending);
         match answer {
             Ok(epoch) => {
                 self.failures = 0;
@@ -378,7 +394,7 @@ impl Announcing {
         Call::Heartbeat { presence, load: residents.load(), digests }
     }
 
-    fn beat(&mut self, pending: &Mutex<Pending>, residents: &dyn Residents, dirty: bool) -> Call {
+    fn beat(&mut self, news: &mut dyn News, residents: &dyn Residents, dirty: bool) -> Call {
         if self.registration.is_none() || dirty {
             return self.heartbeat(Presence::Afresh, residents, Vec::new());
         }
@@ -389,8 +405,9 @@ impl Announcing {
                 Some(PartitionDigest { partition, digest })
             };
             digests = self.drift.due().into_iter().filter_map(read).collect();
-            // Looked at behind the digests: a change between is found here.
-            let busy = lock(pending).partitions(limits::REGISTRY_BATCH_MAX);
+            // Asked for behind the digests: a change between is found here.
+            self.handle_news(news);
+            let busy = self.pending.partitions(limits::REGISTRY_BATCH_MAX);
             match busy {
                 Some(busy) => digests.retain(|told| !busy.contains(told.partition)),
                 None => digests.clear(),
@@ -399,24 +416,22 @@ impl Announcing {
         self.heartbeat(Presence::Here, residents, digests)
     }
 
-    fn batch_is_due(&mut self, pending: &Pending, now: Timestamp) -> bool {
-        if pending.is_empty() {
+    fn batch_is_due(&mut self, now: Timestamp) -> bool {
+        if self.pending.is_empty() {
             self.batch_at = None;
             return false;
         }
         let at = *self.batch_at.get_or_insert(now + self.options.flush_interval);
-        now >= at || pending.len() >= self.options.batch || pending.in_a_hurry()
+        now >= at || self.pending.len() >= self.options.batch || self.pending.in_a_hurry()
     }
 
     /// The changes that wait, if it is time.
-    fn changes(&mut self, pending: &Mutex<Pending>, now: Timestamp) -> Option<Call> {
-        let mut pending = lock(pending);
-        if !self.batch_is_due(&pending, now) {
+    fn changes(&mut self, now: Timestamp) -> Option<Call> {
+        if !self.batch_is_due(now) {
             return None;
         }
         self.batch_at = None;
-        let (announce, withdraw) = pending.take(self.flights.next(), self.options.batch);
-        drop(pending);
+        let (announce, withdraw) = self.pending.take(self.flights.next(), self.options.batch);
         self.blocked = announce.is_empty() && withdraw.is_empty();
         let keys = |changes: &[Change]| changes.iter().map(|change| change.key).collect();
         if self.blocked {
@@ -448,12 +463,7 @@ impl Announcing {
 
     /// The next step of announcing residents again. The listing is true when it is taken, and a change
     /// that comes after it is sent after it.
-    fn residents(
-        &mut self,
-        pending: &Mutex<Pending>,
-        residents: &dyn Residents,
-        now: Timestamp,
-    ) -> Option<Call> {
+    fn residents(&mut self, residents: &dyn Residents, now: Timestamp) -> Option<Call> {
         if let Some(partition) = self.resync.to_forget() {
             // Nothing else may be under way.
             if !self.flights.is_empty() {
@@ -464,12 +474,12 @@ impl Announcing {
             return Some(Call::Forget { stamp, partition });
         }
         let listed = self.resync.list(residents, &self.options, now)?;
-        let batch = lock(pending).claim(self.flights.next(), listed);
+        let batch = self.pending.claim(self.flights.next(), listed);
         let keys: Vec<BlockKey> = batch.iter().map(|change| change.key).collect();
         let call = (!keys.is_empty()).then(|| Call::Announce { stamp: self.start(batch), keys });
         self.resync.listed(self.flights.next() - 1, keys_in(call.as_ref()), &self.options, now);
         if self.resync.settled(self.flights.settled()) {
-            lock(pending).end_resync();
+            self.pending.end_resync();
         }
         call
     }

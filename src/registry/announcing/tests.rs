@@ -57,6 +57,16 @@ impl Residents for Truth {
     }
 }
 
+/// What changed since the announcements heard of it last.
+#[derive(Debug, Default)]
+struct Noted(Vec<(BlockKey, bool)>);
+
+impl News for Noted {
+    fn note_in(&mut self, pending: &mut Pending) {
+        self.0.drain(..).for_each(|(key, resident)| pending.note(key, resident));
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Answer {
     Beat(Result<Beat, RegistryError>),
@@ -84,7 +94,7 @@ struct World {
     epoch: u64,
     directory: Directory,
     announcing: Announcing,
-    pending: Mutex<Pending>,
+    noted: Noted,
     truth: Truth,
     underway: Vec<Underway>,
     faults: bool,
@@ -116,7 +126,7 @@ impl World {
             epoch: 1,
             directory: directory(1),
             announcing: Announcing::new(&identity(), options),
-            pending: Mutex::new(Pending::new(options.pending_max)),
+            noted: Noted::default(),
             truth: Truth::new(),
             underway: Vec::new(),
             faults: true,
@@ -132,7 +142,7 @@ impl World {
             held.remove(&number);
         }
         drop(held);
-        self.pending.lock().unwrap().note(key(number), resident);
+        self.noted.0.push((key(number), resident));
     }
 
     /// What befalls the registry.
@@ -209,17 +219,17 @@ impl World {
 
     fn answer(&mut self, at: usize, answer: Answer) {
         self.underway[at].waits = false;
-        let (pending, now) = (&self.pending, self.now);
+        let now = self.now;
         match (&self.underway[at].call, &answer) {
-            (_, Answer::Beat(answer)) => self.announcing.handle_beat(answer.as_ref(), pending, now),
+            (_, Answer::Beat(answer)) => self.announcing.handle_beat(answer.as_ref(), now),
             (Call::Announce { stamp, keys }, Answer::Announced(answer)) => {
                 let answer = answer.as_ref().map(|answer| (answer, keys.as_slice()));
-                self.announcing.handle_announced(stamp, answer, pending, now);
+                self.announcing.handle_announced(stamp, answer, now);
             }
             (
                 Call::Withdraw { stamp, .. } | Call::Forget { stamp, .. },
                 Answer::Withdrawn(answer),
-            ) => self.announcing.handle_withdrawn(stamp, answer.as_ref().copied(), pending, now),
+            ) => self.announcing.handle_withdrawn(stamp, answer.as_ref().copied(), now),
             other => panic!("{other:?}"),
         }
     }
@@ -236,10 +246,10 @@ impl World {
 
     /// Goes on to the next thing that happens, at most until `until`.
     fn step(&mut self, until: Timestamp) {
-        while let Some(call) = self.announcing.poll_call(&self.pending, &self.truth, self.now) {
+        while let Some(call) = self.announcing.poll_call(&mut self.noted, &self.truth, self.now) {
             self.send(call);
         }
-        let wake = self.announcing.next_wake(&self.pending, self.now);
+        let wake = self.announcing.next_wake(self.now);
         let events = self.underway.iter().flat_map(|call| {
             let answer = call.answer.as_ref().map(|(at, _)| *at);
             let waits = call.waits.then(|| answer.unwrap_or(call.given_up).min(call.given_up));
@@ -304,9 +314,7 @@ fn whatever_is_lost_late_or_repeated_the_registry_ends_with_the_truth() {
         // Nothing but the digests tells of these.
         (0..8).for_each(|_| world.harm());
         world.run_for(Duration::from_secs(3));
-        let pending = world.pending.lock().unwrap();
-        assert_eq!(pending.len(), 0, "seed {seed}");
-        drop(pending);
+        assert_eq!(world.announcing.pending().len(), 0, "seed {seed}");
         let truth = world.truth.held.lock().unwrap().clone();
         assert_eq!(world.listed(), truth, "seed {seed}: {:?}", world.announcing);
         let (full, partial) = world.announcing.resyncs();
@@ -323,10 +331,10 @@ fn a_quiet_node_only_sends_heartbeats() {
     world.flip();
     world.run_for(Duration::from_secs(1));
     assert!(world.announcing.is_connected() && !world.announcing.is_resyncing());
-    assert_eq!(world.pending.lock().unwrap().answered(), 1);
+    assert_eq!(world.announcing.pending().answered(), 1);
     let started = world.now;
     while world.now < started + Duration::from_secs(1) {
-        let call = world.announcing.poll_call(&world.pending, &world.truth, world.now);
+        let call = world.announcing.poll_call(&mut world.noted, &world.truth, world.now);
         assert!(matches!(call, None | Some(Call::Heartbeat { presence: Presence::Here, .. })));
         call.into_iter().for_each(|call| world.send(call));
         world.step(started + Duration::from_secs(1));
