@@ -19,6 +19,7 @@ use crate::policy::Policy;
 use crate::protocol::millis;
 use crate::runtime::clock::Clock;
 use crate::runtime::http::{self, Observation, Observed};
+use crate::sys::allocations;
 use crate::types::PoolId;
 
 /// Checks the settings and runs a node until it is told to stop.
@@ -193,6 +194,7 @@ impl Observed for ObservedNode {
                 },
                 registry_up: now.registry_up,
                 heartbeat_age: self.inner.heartbeat_age(),
+                allocations: allocations::of_process(),
             })
         })
     }

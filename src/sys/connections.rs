@@ -137,6 +137,11 @@ impl<C: Breakable> Connections<C> {
     }
 
     /// All connections, broken ones too.
+    pub fn iter(&self) -> impl Iterator<Item = &C> {
+        self.slots.iter().filter_map(|entry| entry.connection.as_ref())
+    }
+
+    /// All connections, broken ones too, with their ids.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut C)> {
         self.slots.iter_mut().enumerate().filter_map(|(slot, entry)| {
             let id = ConnectionId { slot: u32::try_from(slot).ok()?, generation: entry.generation };

@@ -1,5 +1,6 @@
 //! The operating system in small safe pieces, one file each. Nothing here knows what a block is.
 
+pub mod allocations;
 pub mod avoided;
 pub mod clock;
 pub mod confinement;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::hello::HELLO_BYTES;
 use super::keys::PeerKeys;
-use super::lane::Lane;
+use super::lane::{Lane, Posts};
 use super::link::Link;
 use super::nics::Nics;
 use super::parking::Parked;
@@ -185,6 +185,11 @@ impl Connection {
 
     pub(super) fn lanes(&self) -> &[Lane] {
         self.link.as_ref().map_or(&[], |link| &link.lanes)
+    }
+
+    /// What its lanes have posted so far.
+    pub(super) fn posts(&self) -> Posts {
+        self.lanes().iter().map(Lane::posts).sum()
     }
 
     pub(super) fn outstanding(&self) -> usize {

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::iter::Sum;
 
 use super::device::Device;
 use super::probe::PROBE_BYTES;
@@ -69,6 +70,24 @@ impl Rail {
     }
 }
 
+/// What queue pairs were given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Posts {
+    /// Work requests: READs, and parts of those that one work request cannot carry.
+    pub works: u64,
+    /// Lists of them, each posted by one call.
+    pub doorbells: u64,
+}
+
+impl Sum for Posts {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            works: sum.works + one.works,
+            doorbells: sum.doorbells + one.doorbells,
+        })
+    }
+}
+
 /// One data queue pair.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -81,6 +100,7 @@ pub(super) struct Lane {
     posted: VecDeque<Posted>,
     /// The number of the next work request.
     next: u64,
+    doorbells: u64,
     /// READs whose end was not told yet.
     reads: usize,
     bytes: u64,
@@ -99,6 +119,7 @@ impl Lane {
             pair: Some(pair),
             posted: VecDeque::with_capacity(depth),
             next: 0,
+            doorbells: 0,
             reads: 0,
             bytes: 0,
             list: SendList::default(),
@@ -176,6 +197,11 @@ impl Lane {
         self.next
     }
 
+    /// What it has posted so far.
+    pub(super) fn posts(&self) -> Posts {
+        Posts { works: self.next, doorbells: self.doorbells }
+    }
+
     /// The number of the oldest work request outstanding, or of the next one.
     pub(super) fn oldest(&self) -> u64 {
         self.next - self.posted.len() as u64
@@ -201,6 +227,7 @@ impl Lane {
         }
         self.list.signal_last();
         self.signaled = true;
+        self.doorbells += 1;
         let total = self.list.len();
         let outcome = match &self.pair {
             Some(pair) => pair.post_send(&mut self.list).map_err(|part| (part.posted, part.source)),
@@ -323,6 +350,7 @@ mod tests {
             pair: None,
             posted: VecDeque::new(),
             next: 0,
+            doorbells: 0,
             reads: 0,
             bytes: 0,
             list: SendList::default(),

@@ -51,6 +51,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use self::config::{NicPair, PollMode, VerbsConfig};
+pub use self::lane::Posts;
 
 use self::connection::{Connection, PATHS_MAX, Path, Surroundings};
 use self::device::Device;
@@ -226,6 +227,12 @@ impl VerbsFabric {
     #[must_use]
     pub fn reads_issued(&self) -> u8 {
         self.nics.devices.iter().map(|device| device.limits.reads_issued).min().unwrap_or(0)
+    }
+
+    /// What the connections that are open have posted so far.
+    #[must_use]
+    pub fn posts(&self) -> Posts {
+        self.table.iter().map(Connection::posts).sum()
     }
 
     /// Completions that matched no READ outstanding and were dropped.
