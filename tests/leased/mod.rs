@@ -184,7 +184,7 @@ struct Reader<'a, E> {
     holder: &'a Member<E>,
     requester: &'a Member<E>,
     to: (NodeId, E),
-    runtime: tokio::runtime::Runtime,
+    runtime: &'a tokio::runtime::Runtime,
     next: u32,
 }
 
@@ -223,10 +223,14 @@ pub(crate) fn a_leased_block_costs_no_allocation<F, E>(
     F: Fabric<Memory = Mapping, Endpoint = E> + Send + 'static,
     E: Clone + Send + 'static,
 {
+    // Passes the answers of both data threads on.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let entered = runtime.enter();
     let holder = Member::new(holder, nodes.0, BLOCKS);
     let requester = Member::new(requester, nodes.1, 0);
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    drop(entered);
     let to = (nodes.0, endpoint);
+    let runtime = &runtime;
     let mut reader = Reader { holder: &holder, requester: &requester, to, runtime, next: 0 };
     let grown = reader.read(WARM, LONG);
     assert!(grown.0 > 0 && grown.1 > 0, "a thread that begins allocates, and is counted");
