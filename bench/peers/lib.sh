@@ -87,6 +87,7 @@ compare() {
             note "no value for $what: peer ${theirs:-none}, kvrail ${mine:-none}"
             return 1
         }
+        note "round $round, $what: peer $theirs, kvrail $mine"
         echo "$theirs" >>"$work/theirs.$what"
         echo "$mine" >>"$work/mine.$what"
     done
