@@ -245,8 +245,9 @@ impl Setting {
                 let all = self.leased(size, true);
                 for (name, part) in PARTS {
                     let parts = all.iter().filter_map(|times| times.parts.as_ref());
-                    let parts = percentiles(parts.map(part));
-                    println!("    {name:<8} {:>8.1} {:>8.1} {:>8.1}", parts[0], parts[1], parts[2]);
+                    let columns = percentiles(parts.map(part));
+                    let columns: String = columns.iter().map(|it| format!(" {it:>8.1}")).collect();
+                    println!("    {name:<8}{columns}");
                 }
                 percentiles(all.iter().map(|times| times.leased))
             }
@@ -257,8 +258,11 @@ impl Setting {
     }
 }
 
-/// The parts of a leased read, in order.
-const PARTS: [(&str, fn(&Parts) -> f64); 9] = [
+/// A part of a leased read, µs.
+type Part = fn(&Parts) -> f64;
+
+/// The parts, in order.
+const PARTS: [(&str, Part); 9] = [
     ("take up", |parts| parts.take_up),
     ("send", |parts| parts.send),
     ("ask", |parts| parts.ask),
