@@ -273,6 +273,19 @@ impl EventBatch {
     }
 }
 
+/// A pair of NICs that a connection goes over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rail {
+    /// The device of ours.
+    pub local: String,
+    /// The peer's, as it calls it.
+    pub remote: String,
+    /// Queue pairs of READs over it.
+    pub queue_pairs: usize,
+    /// Why these two.
+    pub reason: String,
+}
+
 /// What a fabric can do, for the planner of transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -361,6 +374,11 @@ pub trait Fabric {
     /// several.
     fn transport(&self, _connection: ConnectionId) -> &'static str {
         self.capabilities().transport
+    }
+
+    /// The pairs of NICs that a connection goes over; none where the fabric has no NICs.
+    fn rails(&self, _connection: ConnectionId) -> Vec<Rail> {
+        Vec::new()
     }
 
     /// Registers memory and keeps it alive until deregistration or the fabric's own end.

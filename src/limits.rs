@@ -165,6 +165,11 @@ pub const REGISTRY_MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// its residents again instead. One fills about 64 bytes.
 pub const ANNOUNCE_PENDING_MAX: usize = 262_144;
 
+/// Changes that may be on their way to a node's announcer, which takes them over in batches of 1,024
+/// or after 20 ms: room for it to be late by that much at 3 million a second. Beyond that it is as with
+/// [`ANNOUNCE_PENDING_MAX`].
+pub const ANNOUNCE_NOTES_MAX: usize = 65_536;
+
 /// Owner counts that metrics tell apart; the last stands for itself and more.
 pub const OWNERS_SHOWN: usize = 8;
 

@@ -85,7 +85,9 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
 /// A node that cannot start for what it was told is its caller's to correct.
 fn from_node(error: NodeError) -> CliError {
     match error {
-        NodeError::Thread(_) | NodeError::Random(_) => CliError::failed(error),
+        NodeError::Thread(_) | NodeError::Announcer(_) | NodeError::Random(_) => {
+            CliError::failed(error)
+        }
         _ => CliError::usage(error),
     }
 }

@@ -90,7 +90,7 @@ pub struct ExtentAllocator {
 }
 
 /// Bytes that a block of `len` bytes takes. Even an empty block has an offset of its own.
-const fn footprint(len: u32) -> u64 {
+pub(super) const fn footprint(len: u32) -> u64 {
     let bytes = if len == 0 { 1 } else { len as u64 };
     bytes.next_multiple_of(limits::EXTENT_ALIGN)
 }

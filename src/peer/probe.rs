@@ -192,10 +192,11 @@ impl<L: Landing> Requester<L> {
             left -= len;
             RegisteredSpan { len, ..span }
         });
-        self.reads.clear();
+        let reads = &mut self.scratch.reads;
+        reads.clear();
         // Where the memory is too short, the transfer has no block and ends without one.
-        self.reads.push([remote], local).ok();
-        self.transfers.begin(on, until, &self.reads, std::iter::once(memory))
+        reads.push([remote], local).ok();
+        self.transfers.begin(on, until, reads, std::iter::once(memory))
     }
 
     /// A transfer is over that is no fetch's: a probe's, whose memory may go.

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
+use super::lend::{Lend, Lent};
 use crate::limits;
+use crate::peer::FetchOutcome;
 use crate::types::{Load, NodeId, Timestamp};
 
 /// What an owner said about its load counts for so long.
@@ -42,15 +44,26 @@ pub struct Sources {
     known: HashMap<NodeId, Source, foldhash::fast::RandomState>,
     /// Length of a typical block: a moving mean.
     block_bytes: u64,
-}
-
-impl Default for Sources {
-    fn default() -> Self {
-        Self { known: HashMap::default(), block_bytes: BLOCK_BYTES }
-    }
+    /// What spreads equal owners: another number for each plan.
+    choice: u64,
 }
 
 impl Sources {
+    /// What this node knows at its start: nobody.
+    #[must_use]
+    pub fn new(node: NodeId) -> Self {
+        // Where it begins depends on the node, so that nodes that start together do not all ask the
+        // same owners.
+        let choice = node.0.iter().fold(0, |sum: u64, byte| sum.rotate_left(8) ^ u64::from(*byte));
+        Self { known: HashMap::default(), block_bytes: BLOCK_BYTES, choice }
+    }
+
+    /// The number that decides among equals in the next plan.
+    pub(super) fn next_choice(&mut self) -> u64 {
+        self.choice = self.choice.wrapping_add(1);
+        self.choice
+    }
+
     /// Bytes that an owner has to serve, as far as is known.
     #[must_use]
     pub fn weight(&self, owner: NodeId, now: Timestamp) -> u64 {
@@ -69,7 +82,7 @@ impl Sources {
 
     /// Takes the less busy of two owners of one run of so many blocks, and counts the run as asked of
     /// it: [`Self::answered`] takes it off again.
-    pub fn choose(
+    fn choose(
         &mut self,
         first: NodeId,
         second: Option<NodeId>,
@@ -86,20 +99,58 @@ impl Sources {
     }
 
     /// An owner has answered for so many blocks, and said how busy it is.
-    pub fn answered(&mut self, owner: NodeId, blocks: usize, load: Load, now: Timestamp) {
+    fn answered(&mut self, owner: NodeId, blocks: usize, load: Load, now: Timestamp) {
         let source = self.known.entry(owner).or_default();
         source.asked = source.asked.saturating_sub(blocks as u64);
         (source.load, source.said) = (load, now);
     }
 
-    /// A block of so many bytes has arrived.
-    pub fn note_block(&mut self, bytes: u32) {
-        self.block_bytes = (self.block_bytes * 7 + u64::from(bytes)) / 8;
+    /// Gives each lend to the less busy of its two owners: its own, and that of the lend in `second`
+    /// which covers it, where there is one.
+    pub(super) fn assign(
+        &mut self,
+        mut lends: Vec<Lend>,
+        second: &[Lend],
+        now: Timestamp,
+    ) -> Vec<Lend> {
+        for lend in &mut lends {
+            let holds =
+                |other: &&Lend| lend.positions.iter().all(|at| other.positions.contains(at));
+            let other = second.iter().find(holds);
+            let owner = other.map(|other| other.owner);
+            let chosen = self.choose(lend.owner, owner, lend.positions.len(), now);
+            if let Some(other) = other.filter(|other| other.owner == chosen) {
+                lend.owner = other.owner;
+                (lend.epoch, lend.address) = (other.epoch, other.address.clone());
+            }
+        }
+        lends
     }
 
-    /// An owner is left alone until then.
-    pub fn suspend(&mut self, owner: NodeId, until: Timestamp) {
-        self.known.entry(owner).or_default().suspended_until = until;
+    /// A lend has ended.
+    pub(super) fn lent(&mut self, lend: &Lend, lent: &Lent, now: Timestamp) {
+        self.answered(lend.owner, lend.positions.len(), lent.load, now);
+        if let Some(until) = lent.suspended {
+            self.known.entry(lend.owner).or_default().suspended_until = until;
+        }
+        for outcome in &lent.outcomes {
+            if let FetchOutcome::Ready { found, .. } = outcome {
+                let bytes = u64::from(found.payload.extent.len);
+                self.block_bytes = (self.block_bytes * 7 + bytes) / 8;
+            }
+        }
+    }
+
+    /// Whether an owner is left alone now.
+    #[must_use]
+    pub fn is_suspended(&self, owner: NodeId, now: Timestamp) -> bool {
+        self.known.get(&owner).is_some_and(|source| now < source.suspended_until)
+    }
+
+    /// Whether anybody is.
+    #[must_use]
+    pub fn leaves_anyone_alone(&self, now: Timestamp) -> bool {
+        self.known.values().any(|source| now < source.suspended_until)
     }
 
     /// Owners that are left alone now; at most as many as a plan can be told to avoid.
@@ -113,6 +164,7 @@ impl Sources {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::NodeEpoch;
 
     const A: NodeId = NodeId([1; 16]);
     const B: NodeId = NodeId([2; 16]);
@@ -127,7 +179,7 @@ mod tests {
 
     #[test]
     fn of_two_owners_the_one_with_less_to_serve_is_taken_wherever_it_is_listed() {
-        let mut sources = Sources::default();
+        let mut sources = Sources::new(NodeId([9; 16]));
         sources.answered(A, 0, load(100 << 20), at(0));
         sources.answered(B, 0, load(10 << 20), at(0));
         assert!(sources.is_busy(A, at(0)) && sources.is_busy(B, at(0)));
@@ -138,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_counts_until_it_is_answered_and_what_was_said_for_a_while() {
-        let mut sources = Sources::default();
+        let mut sources = Sources::new(NodeId([9; 16]));
         let mut taken = [0, 0];
         for _ in 0..64 {
             let owner = sources.choose(A, Some(B), 64, at(0));
@@ -155,15 +207,19 @@ mod tests {
 
     #[test]
     fn a_suspension_ends_by_itself() {
-        let mut sources = Sources::default();
-        sources.suspend(A, at(10));
+        let mut sources = Sources::new(NodeId([9; 16]));
+        let lend =
+            Lend { owner: A, epoch: NodeEpoch(1), address: String::new(), positions: Vec::new() };
+        let suspended = Some(at(10));
+        let lent = Lent { outcomes: Vec::new(), load: load(0), suspended };
+        sources.lent(&lend, &lent, at(0));
         assert_eq!(sources.suspended(at(9)), [A]);
         assert_eq!(sources.suspended(at(10)), []);
     }
 
     #[test]
     fn what_is_known_is_bounded() {
-        let mut sources = Sources::default();
+        let mut sources = Sources::new(NodeId([9; 16]));
         for number in 0..10_000_u64 {
             let mut id = [0; 16];
             id[..8].copy_from_slice(&number.to_le_bytes());

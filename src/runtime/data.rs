@@ -2,11 +2,12 @@
 //! over it.
 //!
 //! Each round takes commands, polls the fabric once, gives the events to [`Peers`], and carries out
-//! what they ask for. The clock is read once a round: deadlines are milliseconds and more, a round
-//! is microseconds. That moment is also the thread's [`Heartbeat`]. The thread waits only in
-//! [`Fabric::poll`]; commands end that wait through the fabric's waker.
+//! what they ask for: an answer leaves before anything else is looked after. The clock is read once a
+//! round: deadlines are milliseconds and more, a round is microseconds. That moment is also the thread's
+//! [`Heartbeat`]. The thread waits only in [`Fabric::poll`]; commands end that wait through the
+//! fabric's waker.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -17,17 +18,20 @@ use tokio::sync::{oneshot, watch};
 use super::clock::Clock;
 use super::heartbeat::{Heartbeat, Rounds};
 use super::rejections::{By, Rejections};
-use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
+use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatch, Wake};
 use crate::health::Entry;
 use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
 use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope, Timestamp};
 
+/// The name of the data thread.
+pub const DATA_THREAD: &str = "kvrail-data";
+
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// A node that is connected and authenticated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectedPeer {
     /// Who.
     pub node: NodeId,
@@ -35,6 +39,8 @@ pub struct ConnectedPeer {
     pub requester: RequesterId,
     /// The transport of its connection.
     pub transport: &'static str,
+    /// The pairs of NICs that it goes over.
+    pub rails: Vec<Rail>,
 }
 
 /// What peers look like now.
@@ -210,7 +216,7 @@ where
         clock,
         heartbeat,
         inbox,
-        endpoints: HashMap::new(),
+        endpoints: BTreeMap::new(),
         answers: BTreeMap::new(),
         next_fetch: 0,
         reads: ReadBatch::default(),
@@ -218,7 +224,7 @@ where
         drained: None,
         stopping: false,
     };
-    let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(move || {
+    let join = std::thread::Builder::new().name(DATA_THREAD.into()).spawn(move || {
         let _living = living;
         thread.run()
     })?;
@@ -232,7 +238,7 @@ struct DataThread<F: Fabric, L: Landing> {
     clock: Clock,
     heartbeat: Heartbeat,
     inbox: Receiver<Command<F::Endpoint>>,
-    endpoints: HashMap<NodeId, F::Endpoint>,
+    endpoints: BTreeMap<NodeId, F::Endpoint>,
     answers: BTreeMap<FetchId, oneshot::Sender<Fetched>>,
     next_fetch: u64,
     reads: ReadBatch,
@@ -245,10 +251,11 @@ struct DataThread<F: Fabric, L: Landing> {
 impl<F: Fabric, L: Landing> DataThread<F, L> {
     fn run(mut self) -> Result<(), FabricError> {
         let mut events = EventBatch::default();
-        let mut rounds = Rounds::new(self.clock.now());
+        let mut now = self.clock.now();
+        let mut rounds = Rounds::new(now);
         loop {
-            self.take_commands();
-            self.carry_out();
+            self.take_commands(now);
+            self.carry_out(now);
             if let Some(drained) = self.drained.take_if(|_| self.peers.leases_out() == 0) {
                 // Whoever does not wait any more stops the thread next.
                 drained.send(()).ok();
@@ -257,12 +264,12 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 return Ok(());
             }
             let wait = match self.peers.poll_timeout() {
-                Some(deadline) => deadline.since(self.clock.now()).min(ROUND_MAX),
+                Some(deadline) => deadline.since(now).min(ROUND_MAX),
                 None => ROUND_MAX,
             };
             events.clear();
             self.fabric.poll(&mut events, wait)?;
-            let now = self.clock.now();
+            now = self.clock.now();
             self.heartbeat.beat(now);
             for event in &events.events {
                 let bytes = match *event {
@@ -272,6 +279,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 self.rejections.observe(By::Peer, bytes, || now);
                 self.peers.handle_event(*event, bytes, &mut self.landing, now);
             }
+            self.carry_out(now);
             if let Some(late) = rounds.end(wait, now) {
                 tracing::warn!(?late, "this node's data thread was late: its peers get that time");
                 self.peers.handle_stall(late, &mut self.landing, now);
@@ -282,7 +290,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
         }
     }
 
-    fn take_commands(&mut self) {
+    fn take_commands(&mut self, now: Timestamp) {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Fetch { node, endpoint, namespace, hashes, answer } => {
@@ -293,21 +301,20 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     }
                     self.endpoints.insert(node, endpoint);
                     self.answers.insert(id, answer);
-                    let request = FetchRequest { id, node, namespace, hashes };
-                    self.peers.fetch(request, self.clock.now());
+                    self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
                 }
                 Command::Snapshot { answer } => {
                     let snapshot = PeerSnapshot {
                         connected: self.connected().collect(),
                         leases: self.peers.lease_usage().collect(),
-                        health: self.peers.health(self.clock.now()).collect(),
-                        at: self.clock.now(),
+                        health: self.peers.health(now).collect(),
+                        at: now,
                     };
                     // An asker that is gone needs no answer.
                     answer.send(snapshot).ok();
                 }
                 Command::ResetHealth { node, answer } => {
-                    let reset = self.peers.reset_health(node, self.clock.now());
+                    let reset = self.peers.reset_health(node, now);
                     answer.send(reset).ok();
                 }
                 Command::Drain { drained } => {
@@ -324,16 +331,18 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
 
     fn connected(&self) -> impl Iterator<Item = ConnectedPeer> + '_ {
         self.peers.connected().filter_map(|(node, requester)| {
-            let transport = self.fabric.transport(self.peers.up_to(node)?);
-            Some(ConnectedPeer { node, requester, transport })
+            let connection = self.peers.up_to(node)?;
+            let transport = self.fabric.transport(connection);
+            let rails = self.fabric.rails(connection);
+            Some(ConnectedPeer { node, requester, transport, rails })
         })
     }
 
     /// Carries out what the peers ask for, until they ask for nothing.
-    fn carry_out(&mut self) {
+    fn carry_out(&mut self, now: Timestamp) {
         loop {
             while let Some(output) = self.peers.poll_output() {
-                self.carry_out_one(output);
+                self.carry_out_one(output, now);
             }
             while let Some(connection) = self.peers.poll_post(&mut self.reads) {
                 if let Err(error) = self.fabric.post(connection, &self.reads) {
@@ -351,7 +360,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
         }
     }
 
-    fn carry_out_one(&mut self, output: Output) {
+    fn carry_out_one(&mut self, output: Output, now: Timestamp) {
         match output {
             Output::Connect { node } => {
                 let result = match self.endpoints.get(&node) {
@@ -361,7 +370,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     }),
                     None => Err(Scope::Local),
                 };
-                self.peers.handle_connecting(node, result, self.clock.now());
+                self.peers.handle_connecting(node, result, now);
             }
             // A connection that closed meanwhile says so by its own event.
             Output::Admit { connection } => {
@@ -369,7 +378,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
             }
             Output::Send { connection, start, end } => {
                 let message = self.peers.message(start, end);
-                self.rejections.observe(By::Us, message, || self.clock.now());
+                self.rejections.observe(By::Us, message, || now);
                 let sent = self.fabric.send(connection, message);
                 if let Err(error) = sent {
                     self.peers.handle_send_refused(connection, error.scope());

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::{ShmFabric, ShmName};
 use crate::fabric::{
     Access, Capabilities, CloseReason, Completion, ConnectionId, EventBatch, Fabric, FabricError,
-    FabricEvent, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
+    FabricEvent, Rail, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::CONNECTIONS_MAX;
 use crate::memory::Mapping;
@@ -192,6 +192,13 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
         match &self.near {
             Some(near) if connection.slot & NEAR != 0 => near.fabric.capabilities().transport,
             _ => self.far.transport(connection),
+        }
+    }
+
+    fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
+        match &self.near {
+            Some(_) if connection.slot & NEAR != 0 => Vec::new(),
+            _ => self.far.rails(connection),
         }
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::fabric::{
-    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
-    Region, RegionId, RemoteSpan, Wake, WindowId,
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, Rail,
+    ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
@@ -156,6 +156,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn transport(&self, connection: ConnectionId) -> &'static str {
         self.inner.transport(connection)
+    }
+
+    fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
+        self.inner.rails(connection)
     }
 
     fn register(

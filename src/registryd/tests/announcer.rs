@@ -60,7 +60,7 @@ fn announcer(address: SocketAddr, node: u8) -> (Arc<Node>, Announcer) {
             ..AnnounceOptions::default()
         },
     });
-    (state, announcer)
+    (state, announcer.unwrap())
 }
 
 /// A registry on a runtime of its own: dropping that ends its connections at once, as a kill does.

@@ -123,10 +123,10 @@ fn blocks_are_saved_from_their_segments_and_loaded_into_others() {
         other => panic!("{other:?}"),
     };
     assert!(matches!(loaded[..], [LoadOutcome::Loaded { .. }, LoadOutcome::NotFound]));
-    let mut bytes = vec![0; BYTES as usize];
+    let mut bytes = vec![0; usize::try_from(BYTES).unwrap()];
     memory.read(0, &mut bytes).unwrap();
     for (at, byte) in segments.into_iter().zip(b'a'..) {
-        let at = at as usize + 2 * 128;
+        let at = usize::try_from(at).unwrap() + 2 * 128;
         assert_eq!(bytes[at..at + 64], [byte; 64]);
     }
     let written = bytes.iter().filter(|byte| **byte != 0).count();

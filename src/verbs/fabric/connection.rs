@@ -98,6 +98,8 @@ pub(super) struct Connection {
     pub(super) first: Option<CompletionStatus>,
     pub(super) linger: Timestamp,
     pub(super) suspect: Option<Timestamp>,
+    /// When trials of rails that have not ended count as failed.
+    pub(super) trials_end: Timestamp,
     /// READs that never reached a queue pair, and how they ended.
     pub(super) stillborn: Vec<(WrId, CompletionStatus)>,
 }
@@ -156,6 +158,7 @@ impl Connection {
             first: None,
             linger: deadline,
             suspect: None,
+            trials_end: deadline,
             stillborn: Vec::new(),
         }
     }
@@ -239,9 +242,12 @@ impl Connection {
         })
     }
 
-    /// A queue pair went to ERR by itself: where that is the peer's doing, it is about to close.
+    /// A queue pair went to ERR by itself: where that is the peer's doing, it is about to close. Before
+    /// the connection is open it may be a rail's that is tried in vain.
     pub(super) fn suspect(&mut self, now: Timestamp) {
-        self.suspect.get_or_insert(now + SUSPICION);
+        if self.stage == Stage::Open {
+            self.suspect.get_or_insert(now + SUSPICION);
+        }
     }
 
     /// Checks the deadlines of a connection that is not broken.

@@ -6,7 +6,7 @@
 //!   can have outstanding there: none can overflow, and a peer's end takes its queues with it.
 //! - Messages have a queue pair of their own, on which peers may read nothing but a fixed pattern, the
 //!   proof that the path works; READs go over the lanes, which are spread over the NICs. Until
-//!   [`Fabric::admit`] the lanes refuse the peer's READs.
+//!   [`Fabric::admit`] the lanes refuse the peer's READs. Pairs of NICs that carry no data are left out.
 //! - [`Fabric::close`] moves lanes to ERR, and destroys those on which nothing of ours is outstanding,
 //!   which on every device waits until the last response has left.
 //! - A poll that finds nothing spins for a while, since the next completion is usually close, then
@@ -36,6 +36,7 @@ mod parking;
 mod polling;
 mod posting;
 mod probe;
+mod rails;
 mod regions;
 mod service;
 mod table;
@@ -60,7 +61,7 @@ use super::error::VerbsError;
 use super::gid::GidChoice;
 use super::memory_region::Served;
 use crate::fabric::{
-    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, Rail, ReadBatch, Region,
     RegionId, RemoteSpan, Wake, WindowId, check_message,
 };
 use crate::limits::{RETRIES_MAX, STREAMS_MAX};
@@ -118,6 +119,8 @@ pub struct VerbsFabric {
     watching: Option<Timestamp>,
     /// Whether it was readable.
     watched: bool,
+    /// Looks at the queues before a poll that spins gives the processor away; see [`polling`].
+    turns: u32,
 }
 
 impl fmt::Debug for VerbsFabric {
@@ -195,6 +198,7 @@ impl VerbsFabric {
             lost: false,
             watching: None,
             watched: false,
+            turns: 1,
         })
     }
 
@@ -251,8 +255,8 @@ impl VerbsFabric {
         }
     }
 
-    /// Takes completions of all connections, and ends those that are over. Answers whether there was
-    /// anything.
+    /// Takes completions of all connections, and ends those that are over. Answers whether there is
+    /// anything for the caller: that a message has left is nothing to come back for.
     fn drain(&mut self, now: Timestamp, batch: &mut EventBatch) -> bool {
         let before = batch.events.len();
         let mut around = Surroundings {
@@ -276,11 +280,12 @@ impl VerbsFabric {
                 connection.bury(batch);
             }
         }
-        if any || batch.events.len() > before {
+        let told = batch.events.len() > before;
+        if any || told {
             self.regions.sweep(&mut self.table);
             self.active = true;
         }
-        any || batch.events.len() > before
+        told
     }
 }
 
@@ -296,6 +301,11 @@ impl Fabric for VerbsFabric {
             read_bytes: self.nics.read_bytes,
             windows: self.nics.windows,
         }
+    }
+
+    fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
+        let link = self.table.peek(connection).and_then(|open| open.link.as_ref());
+        link.map_or_else(Vec::new, |link| link.told(&self.nics))
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {

@@ -51,11 +51,14 @@ start_guest() {
     : >"$work/$name.console"
     : >"$work/share/$name.out"
     guest_start[$name]=$EPOCHREALTIME
+    # The kernel checks its clock against others, and under emulation on a busy host takes it for unstable:
+    # then reading the time costs several times as much, and the switch rewrites code that other
+    # processors run, which emulated ones have been seen to trip over (int3 in sched_clock_cpu).
     # It dies with this shell, however the shell ends.
     setpriv --pdeathsig KILL -- "${qemu[@]}" "${machine[@]}" -cpu "$cpu" \
         -m "${RXE_MEMORY:-3G}" -smp "${RXE_CPUS:-2}" \
         -kernel "$kernel/boot/vmlinuz-$kernel_version" -initrd "$work/initramfs" \
-        -append "console=ttyS0 quiet oops=panic panic=-1 mitigations=off rxe.guest=$name" \
+        -append "console=ttyS0 quiet oops=panic panic=-1 mitigations=off tsc=reliable rxe.guest=$name" \
         -serial "file:$work/$name.console" \
         -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
         -virtfs "local,path=$work/share,mount_tag=share,security_model=none,multidevs=remap" \
