@@ -15,7 +15,7 @@ use kvrail::fabric::{
     RemoteSpan,
 };
 use kvrail::policy::{Origin, Policy};
-use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, decode};
+use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, Place, decode};
 use kvrail::store::{Store, StoreConfig};
 use kvrail::transfer::{ReadList, Transfers, plan};
 use kvrail::types::{
@@ -169,7 +169,8 @@ fn messages(bench: &mut Criterion) {
     let lend = Message::Lend { request, namespace, hashes: &hashes };
     let span = RemoteSpan { rkey: 7, address: 4096, len: 4096 };
     let (rank, generation) = (EvictionRank::clamped(1), Generation(1));
-    let loan = LoanEntry::from(Loan::Ready { rank, generation, span, checksum: 9 });
+    let loan =
+        LoanEntry::from(Loan::Ready { rank, generation, place: Place::Span(span), checksum: 9 });
     let loans = vec![loan; BATCH];
     let lease = Message::Lease {
         request,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvrail::event::{Event, EventSink};
-use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan, RemoteSpan};
+use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan};
 use kvrail::health::BreakerConfig;
 use kvrail::lease::LeaseConfig;
 use kvrail::memory::{HostPool, PoolOptions, Reservation};
@@ -16,7 +16,7 @@ use kvrail::peer::{
     FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
 };
 use kvrail::policy::{Origin, Policy};
-use kvrail::protocol::{RegionEntry, SecretKey};
+use kvrail::protocol::{Place, RegionEntry, SecretKey};
 use kvrail::runtime::clock::Clock;
 use kvrail::runtime::data::{self, DataHandle, DataJoin};
 use kvrail::store::{Payload, Store, StoreConfig};
@@ -80,8 +80,8 @@ impl Landing for Memory {
         Published::Stored(self.store.insert(key, payload, origin, true).unwrap())
     }
 
-    fn remote(&self, extent: &Extent) -> Option<RemoteSpan> {
-        self.region.remote(extent.offset, extent.len)
+    fn remote(&self, extent: &Extent) -> Option<Place> {
+        self.region.remote(extent.offset, extent.len).map(Place::Span)
     }
 
     fn pause_ms(&self) -> u32 {

@@ -28,6 +28,8 @@ pub mod route;
 pub mod sys;
 pub mod memory;
 pub mod verbs;
+#[cfg(feature = "gpu")]
+pub mod cuda;
 pub mod sim;
 pub mod tcp;
 pub mod shm;

@@ -190,6 +190,9 @@ pub const ENGINE_ALLOCATIONS_MAX: usize = 256;
 /// Layouts of one local engine: one for each kind of layer of a hybrid model, and room.
 pub const ENGINE_LAYOUTS_MAX: usize = 16;
 
+/// Layouts of one peer that a connection remembers at either end: those that were told last.
+pub const PEER_LAYOUTS_MAX: usize = 16;
+
 /// Tensors of one layout, as [`ENGINE_ALLOCATIONS_MAX`].
 pub const LAYOUT_TENSORS_MAX: usize = 256;
 

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -52,7 +53,7 @@ impl Connection {
         within: Duration,
     ) -> Result<(Vec<PoolSize>, PassedFds), ClientError> {
         let mut files = PassedFds::new();
-        match self.exchange(&Request::Hello, within, Some(&mut files))? {
+        match self.exchange((&Request::Hello, None), within, Some(&mut files))? {
             Reply::Welcome { pools } => Ok((pools, files)),
             Reply::Refused { sentence } => Err(ClientError::Refused { sentence }),
             _ => Err(ClientError::Unexpected),
@@ -66,7 +67,17 @@ impl Connection {
         request: &Request,
         within: Duration,
     ) -> Result<Reply, ClientError> {
-        self.exchange(request, within, None)
+        self.exchange((request, None), within, None)
+    }
+
+    /// As [`Self::call`], with a descriptor that the request carries.
+    pub(super) fn call_with(
+        &mut self,
+        request: &Request,
+        file: Option<BorrowedFd<'_>>,
+        within: Duration,
+    ) -> Result<Reply, ClientError> {
+        self.exchange((request, file), within, None)
     }
 
     /// Ends the connection; the node takes back what it owned.
@@ -78,7 +89,7 @@ impl Connection {
 
     fn exchange(
         &mut self,
-        request: &Request,
+        (request, file): (&Request, Option<BorrowedFd<'_>>),
         within: Duration,
         files: Option<&mut PassedFds>,
     ) -> Result<Reply, ClientError> {
@@ -89,7 +100,7 @@ impl Connection {
         self.frame.clear();
         request.encode(self.number, &mut self.frame)?;
         let deadline = Deadline::after(within);
-        let reply = self.write(deadline).and_then(|()| self.read(deadline, files));
+        let reply = self.write(deadline, file).and_then(|()| self.read(deadline, files));
         reply.map_err(|error| {
             self.close();
             match error {
@@ -107,11 +118,19 @@ impl Connection {
         })
     }
 
-    fn write(&mut self, deadline: Deadline) -> Result<(), Broken> {
+    /// Sends the frame, and the descriptor along with its first byte.
+    fn write(
+        &mut self,
+        deadline: Deadline,
+        mut file: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Broken> {
         let mut rest = self.frame.as_slice();
         while !rest.is_empty() {
             self.stream.set_write_timeout(Some(left(deadline)?))?;
-            let written = retried(|| (&self.stream).write(rest))?;
+            let written = match file.take() {
+                Some(file) => fd_passing::send(&self.stream, rest, &[file])?,
+                None => retried(|| (&self.stream).write(rest))?,
+            };
             rest = rest.get(written..).unwrap_or_default();
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::memory::OutOfBounds;
-use crate::protocol::door::{DecodeError, TooMany};
+use crate::protocol::door::{DecodeError, ImportRefusal, TooMany};
 use crate::types::{BlockHash, Scope};
 
 /// An error of a [`super::Client`].
@@ -67,6 +67,14 @@ pub enum ClientError {
         /// The node's reason.
         sentence: String,
     },
+    /// The node will not import this memory or layout.
+    #[error("the node did not import it: {sentence}")]
+    ImportRefused {
+        /// Why.
+        reason: ImportRefusal,
+        /// The node's words, with the numbers.
+        sentence: String,
+    },
     /// A list is longer than a request takes.
     #[error(transparent)]
     TooMany(#[from] TooMany),
@@ -103,6 +111,10 @@ impl ClientError {
             | Self::OutOfBounds(_)
             | Self::Length { .. }
             | Self::Refused { .. } => Scope::Request,
+            Self::ImportRefused {
+                reason: ImportRefusal::NoGpu | ImportRefusal::System, ..
+            } => Scope::Local,
+            Self::ImportRefused { .. } => Scope::Request,
             Self::Io { .. } => Scope::Local,
             Self::Protocol(_) | Self::Unexpected | Self::Busy { .. } | Self::Checksum { .. } => {
                 Scope::Peer

@@ -6,19 +6,25 @@
 //! full. The node takes back whatever a connection owned when it ends, so neither a panic nor a kill
 //! leaks memory or pins.
 //!
+//! An engine may give the node its own KV cache instead ([`ImportedLayout`]): then the node copies, and
+//! a block is its number.
+//!
 //! Every call has a deadline. A call that misses it, or that breaks the protocol, ends the connection
 //! (a late reply could otherwise be taken for another one's); calls after that answer
 //! [`ClientError::Closed`], and blocks still held may change: their checksum tells.
 
 mod connection;
+mod engine;
 mod error;
 mod guard;
 #[cfg(test)]
 mod tests;
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
+pub use engine::ImportedLayout;
 pub use error::ClientError;
 pub use guard::{Acquired, Held, Reservation};
 
@@ -26,7 +32,8 @@ use crate::limits;
 use crate::memory::Mapping;
 use crate::protocol::door::stat::StatReport;
 use crate::protocol::door::{
-    AcquireOutcome, EvictedBlock, ListEntry, PublishBlock, PublishOutcome, Reply, Request, Source,
+    AcquireOutcome, EngineReply, EvictedBlock, ListEntry, PublishBlock, PublishOutcome, Reply,
+    Request, Source,
 };
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockHash, Extent, Namespace, NodeId, PoolId, ResidentId};
@@ -318,17 +325,19 @@ impl Client {
         let mut state = lock(&self.state);
         state.give_back(self.timeout)?;
         let reply = state.connection.call(request, within)?;
-        // The guards of this reply count from here, not from when each is made, so that another
-        // thread's drop does not take itself for the last one.
-        state.guards += match &reply {
-            Reply::Reserved { extents } => extents.len(),
-            Reply::Acquired { outcomes } => outcomes
-                .iter()
-                .filter(|outcome| matches!(outcome, AcquireOutcome::Ready(_)))
-                .count(),
-            _ => 0,
-        };
+        state.count(&reply);
         Ok(reply)
+    }
+
+    /// A call with a descriptor, whose reply holds no guard.
+    fn call_with(
+        &self,
+        request: &Request,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<Reply, ClientError> {
+        let mut state = lock(&self.state);
+        state.give_back(self.timeout)?;
+        state.connection.call_with(request, file, self.timeout)
     }
 
     /// What a reply means that is not the one that was asked for.
@@ -338,6 +347,9 @@ impl Client {
                 ClientError::Busy { pause: Duration::from_millis(pause_ms.into()) }
             }
             Reply::Refused { sentence } => ClientError::Refused { sentence },
+            Reply::Engine(EngineReply::ImportRefused { reason, sentence }) => {
+                ClientError::ImportRefused { reason, sentence }
+            }
             _ => {
                 lock(&self.state).connection.close();
                 ClientError::Unexpected
@@ -367,6 +379,17 @@ impl Client {
 }
 
 impl State {
+    /// The guards of a reply count from here, not from when each is made, so that another thread's drop
+    /// does not take itself for the last one.
+    fn count(&mut self, reply: &Reply) {
+        let ready = |outcome: &&AcquireOutcome| matches!(outcome, AcquireOutcome::Ready(_));
+        self.guards += match reply {
+            Reply::Reserved { extents } => extents.len(),
+            Reply::Acquired { outcomes } => outcomes.iter().filter(ready).count(),
+            _ => 0,
+        };
+    }
+
     /// Tells the node what was dropped.
     fn give_back(&mut self, within: Duration) -> Result<(), ClientError> {
         while !self.releases.is_empty() {

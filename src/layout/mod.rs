@@ -103,6 +103,27 @@ impl Tensor {
         })
     }
 
+    /// The rows of a block whose part in this tensor begins at this logical byte. One layer is one row
+    /// for each half; several layers are rows of their own for the keys and for the values.
+    fn rows(&self, block: BlockId, logical: u64) -> impl Iterator<Item = Rows> + use<> {
+        let Self { allocation, layers, layer_stride, kv, segment_bytes: width, .. } = *self;
+        let offset = self.offset + u64::from(block.0) * self.block_stride;
+        let (halves, segment) = (kv.segments(), u64::from(width));
+        let (groups, count, pitch) = match layers {
+            1 => (1, halves, kv.stride()),
+            layers => (halves, layers.into(), layer_stride),
+        };
+        (0..groups).map(move |half| Rows {
+            allocation,
+            offset: offset + half * kv.stride(),
+            pitch: pitch.max(segment),
+            logical: logical + half * segment,
+            logical_pitch: groups * segment,
+            width,
+            count: u32::try_from(count).unwrap_or(u32::MAX),
+        })
+    }
+
     /// One past the last byte of the last segment of `blocks` blocks; `None` beyond 64 bits.
     fn end(&self, blocks: u32) -> Option<u64> {
         let reach = |count: u64, stride: u64| count.checked_sub(1)?.checked_mul(stride);
@@ -123,6 +144,26 @@ pub struct Segment {
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
+}
+
+/// Segments at equal distances, in the engine's memory and among the block's logical bytes: what one
+/// two-dimensional copy moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rows {
+    /// The allocation.
+    pub allocation: AllocationId,
+    /// Bytes from the allocation's start to the first row.
+    pub offset: u64,
+    /// Bytes from one row to the next in the allocation; not below the width.
+    pub pitch: u64,
+    /// Bytes from the first logical byte of the block to the first row.
+    pub logical: u64,
+    /// Bytes from one row to the next among the logical bytes; not below the width.
+    pub logical_pitch: u64,
+    /// Bytes of one row.
+    pub width: u32,
+    /// Rows, at least 1.
+    pub count: u32,
 }
 
 /// Why tensors are no layout. The engine is at fault.
@@ -243,6 +284,21 @@ impl Layout {
         blocks: u32,
         bytes_of: impl Fn(AllocationId) -> Option<u64>,
     ) -> Result<Self, LayoutError> {
+        let made = Self::readable(tensors, blocks, bytes_of)?;
+        overlap::check(&made.tensors, blocks)?;
+        Ok(made)
+    }
+
+    /// As [`Self::new`], for who only reads: segments that share bytes harm nobody then, and are not
+    /// looked for, which takes time that grows with the square of their number.
+    ///
+    /// # Errors
+    /// [`LayoutError`], but for overlaps.
+    pub fn readable(
+        tensors: Vec<Tensor>,
+        blocks: u32,
+        bytes_of: impl Fn(AllocationId) -> Option<u64>,
+    ) -> Result<Self, LayoutError> {
         count("blocks", blocks.into(), limits::LAYOUT_BLOCKS_MAX.into())?;
         count("tensors", tensors.len() as u64, limits::LAYOUT_TENSORS_MAX as u64)?;
         for (index, tensor) in tensors.iter().enumerate() {
@@ -252,7 +308,6 @@ impl Layout {
         count("segments in a block", segments, limits::LAYOUT_SEGMENTS_MAX as u64)?;
         let bytes = tensors.iter().map(|it| it.segments() * u64::from(it.segment_bytes)).sum();
         count("bytes in a block", bytes, limits::BLOCK_BYTES_MAX.into())?;
-        overlap::check(&tensors, blocks)?;
         // Both counts were found to be within limits that fit.
         let block_bytes = u32::try_from(bytes).unwrap_or(limits::BLOCK_BYTES_MAX);
         let segments = usize::try_from(segments).unwrap_or(limits::LAYOUT_SEGMENTS_MAX);
@@ -291,6 +346,17 @@ impl Layout {
             let Tensor { allocation, block_stride, segment_bytes: len, .. } = *tensor;
             let step = u64::from(block.0) * block_stride;
             tensor.origins().map(move |origin| Segment { allocation, offset: origin + step, len })
+        })
+    }
+
+    /// The same bytes as [`Self::segments`], in as few [`Rows`] as the strides allow.
+    pub fn rows(&self, block: BlockId) -> impl Iterator<Item = Rows> + '_ {
+        let tensors = if block.0 < self.blocks { self.tensors.as_slice() } else { &[] };
+        let mut logical = 0;
+        tensors.iter().flat_map(move |tensor| {
+            let first = logical;
+            logical += tensor.segments() * u64::from(tensor.segment_bytes);
+            tensor.rows(block, first)
         })
     }
 

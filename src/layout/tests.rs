@@ -181,6 +181,15 @@ fn byte_map(
     Some(map)
 }
 
+/// Each row by its place among the logical bytes.
+fn rows(rows: Rows) -> impl Iterator<Item = (u64, AllocationId, u64, u32)> {
+    assert!(rows.pitch >= rows.width.into() && rows.logical_pitch >= rows.width.into());
+    (0..u64::from(rows.count)).map(move |row| {
+        let logical = rows.logical + row * rows.logical_pitch;
+        (logical, rows.allocation, rows.offset + row * rows.pitch, rows.width)
+    })
+}
+
 fn tensors() -> impl Strategy<Value = Tensor> {
     let small = || 0..14_u64;
     let kv = prop_oneof![
@@ -226,6 +235,16 @@ proptest! {
                 prop_assert_eq!(bytes, u64::from(blocks) * u64::from(made.block_bytes()));
                 let places = (0..blocks).flat_map(|block| made.segments(BlockId(block)));
                 prop_assert!(places.clone().count() == made.segments_per_block() * blocks as usize);
+                for block in (0..blocks).map(BlockId) {
+                    let mut moved: Vec<_> = made.rows(block).flat_map(rows).collect();
+                    moved.sort_unstable();
+                    let mut logical = 0;
+                    let segments: Vec<_> = made.segments(block).map(|it| {
+                        logical += u64::from(it.len);
+                        (logical - u64::from(it.len), it.allocation, it.offset, it.len)
+                    }).collect();
+                    prop_assert_eq!(moved, segments);
+                }
                 for place in places {
                     prop_assert!(map.contains_key(&(place.allocation, place.offset / UNIT)));
                 }

@@ -134,6 +134,24 @@ impl Mapping {
         Ok(())
     }
 
+    /// Copies `len` bytes of another mapping, from `at` on, to `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] of either one; nothing was copied then.
+    pub fn copy_from(
+        &self,
+        offset: u64,
+        (other, at): (&Self, u64),
+        len: u32,
+    ) -> Result<(), OutOfBounds> {
+        let to = self.pointer(offset, len.into())?;
+        let from = other.pointer(at, len.into())?;
+        // SAFETY: both pointers are valid for `len` bytes (checked by `pointer`) and stay mapped while
+        // both mappings are borrowed. `copy` allows for ranges that overlap.
+        unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), len as usize) };
+        Ok(())
+    }
+
     /// The checksum of `len` bytes at `offset`, as [`checksum_bytes`] gives it. Bytes that change
     /// meanwhile give the checksum of some mixture.
     ///

@@ -1,21 +1,24 @@
 //! What local engines ask of the node, through the door.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Inner;
 use super::residency::{Admitted, Reserved};
 use crate::event::Event;
+use crate::memory::{EngineMemory, ImportError, Mapping};
 use crate::peer::FetchOutcome;
 use crate::policy::Origin;
 use crate::protocol::door::stat::StatReport;
 use crate::protocol::door::{
-    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PublishOutcome, Source,
+    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, MemorySource, PublishOutcome,
+    Source,
 };
 use crate::runtime::door::{self, DoorService, Page, PoolHandle, Publish, ReserveError};
 use crate::store::{Found, PinError, ResidentView};
 use crate::types::{
-    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, ResidentCause, ResidentId,
+    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, PoolId, ResidentCause, ResidentId,
 };
 
 /// Names of namespaces that local engines have told, so that people can read them. Bounded: names
@@ -82,6 +85,20 @@ impl DoorService for Inner {
                 PoolHandle { id, bytes, file: pool.memfd() }
             })
             .collect()
+    }
+
+    fn pool(&self, id: PoolId) -> Option<Arc<Mapping>> {
+        let mut pools = self.residency.pools.iter();
+        pools.find(|pool| pool.id() == id).map(|pool| Arc::clone(pool.mapping()))
+    }
+
+    fn import(
+        &self,
+        source: &MemorySource,
+        bytes: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<Arc<dyn EngineMemory>, ImportError> {
+        self.imports.import(source, bytes, file)
     }
 
     fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reserved>, ReserveError> {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::residency::{Admitted, Residency};
-use crate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
+use crate::fabric::{Region, RegionId, RegisteredSpan};
 use crate::memory::Reservation;
 use crate::peer::{Landing, Published};
+use crate::protocol::Place;
 use crate::types::{BlockKey, EvictionRank, Extent, Load, PoolId};
 
 /// A pool's registration with the fabric.
@@ -61,8 +62,8 @@ impl Landing for NodeLanding {
         }
     }
 
-    fn remote(&self, extent: &Extent) -> Option<RemoteSpan> {
-        self.region(extent.pool)?.remote(extent.offset, extent.len)
+    fn remote(&self, extent: &Extent) -> Option<Place> {
+        self.region(extent.pool)?.remote(extent.offset, extent.len).map(Place::Span)
     }
 
     fn pause_ms(&self) -> u32 {

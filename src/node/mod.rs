@@ -15,6 +15,7 @@
 mod door;
 mod evictions;
 mod fetcher;
+mod imports;
 mod landing;
 mod options;
 mod residency;
@@ -59,6 +60,7 @@ use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId
 use tokio::sync::oneshot;
 
 use fetcher::{Fetcher, FetcherParts};
+use imports::Imports;
 use landing::{NodeLanding, PoolRegion};
 use residency::Residency;
 use transport::{Chosen, PeerAddress};
@@ -89,6 +91,7 @@ pub struct Inner {
     data: DataHandle<PeerAddress>,
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
+    imports: Imports,
     clock: Clock,
 }
 
@@ -188,6 +191,7 @@ impl Node {
             sink,
         }));
         let inner = Arc::new(Inner {
+            imports: Imports::new(&residency.pools),
             identity,
             requester,
             transport,

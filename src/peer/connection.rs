@@ -1,5 +1,6 @@
 //! One connection to a peer: how far its handshake has come.
 
+use super::layouts::HeardLayouts;
 use crate::fabric::ConnectionId;
 use crate::lease::Borrower;
 use crate::protocol::{Introduction, RegionEntry};
@@ -14,6 +15,8 @@ pub(super) struct Remote {
     pub(super) requester: RequesterIndex,
     /// What it lends from: every loan is checked against them.
     pub(super) regions: Vec<RegionEntry>,
+    /// How its blocks lie that do not lie in one piece, as far as it has said so.
+    pub(super) layouts: HeardLayouts,
 }
 
 impl Remote {

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::landing::{Landing, Published};
+use super::layouts::HeardLayouts;
 use super::outbox::Outbox;
-use crate::fabric::{ConnectionId, RemoteSpan};
+use crate::fabric::ConnectionId;
 use crate::health::{Health, Suspended};
-use crate::protocol::{Loan, LoanEntry, Outcomes, RegionEntry};
+use crate::protocol::{Loan, LoanEntry, Outcomes, Place, RegionEntry};
 use crate::store::Found;
 use crate::transfer::{ReadList, TransferId};
 use crate::types::{
@@ -109,8 +110,22 @@ pub(super) struct Granted<'a> {
     pub(super) loans: &'a [LoanEntry],
     /// What the peer said it lends from.
     pub(super) regions: &'a [RegionEntry],
+    /// How it said that blocks lie.
+    pub(super) layouts: &'a HeardLayouts,
     /// How long reads of so many bytes may take.
     pub(super) health: &'a Health,
+}
+
+impl Granted<'_> {
+    /// Whether the peer has said before that it lends from there.
+    fn is_known(&self, place: &Place) -> bool {
+        match place {
+            Place::Span(span) => self.regions.iter().any(|region| region.contains(span)),
+            Place::Block { layout, block, len } => {
+                self.layouts.spans(*layout, *block, *len).is_some()
+            }
+        }
+    }
 }
 
 /// The peer did what no honest peer does; its connection must be closed.
@@ -120,7 +135,7 @@ pub(super) struct Violation;
 /// Where a lease is taken apart. Kept from one lease to the next, so that its memory is.
 #[derive(Debug)]
 pub(super) struct Scratch<M> {
-    spans: Vec<RemoteSpan>,
+    places: Vec<Place>,
     sizes: Vec<u32>,
     /// The memory that each block of a new transfer lands in.
     pub(super) memory: Vec<M>,
@@ -130,8 +145,8 @@ pub(super) struct Scratch<M> {
 
 impl<M> Default for Scratch<M> {
     fn default() -> Self {
-        let (spans, sizes) = (Vec::new(), Vec::new());
-        Self { spans, sizes, memory: Vec::new(), reads: ReadList::default() }
+        let (places, sizes) = (Vec::new(), Vec::new());
+        Self { places, sizes, memory: Vec::new(), reads: ReadList::default() }
     }
 }
 
@@ -222,8 +237,8 @@ impl<M> Fetch<M> {
         landing: &mut L,
         scratch: &mut Scratch<M>,
     ) -> Result<Vec<Wanted>, Violation> {
-        let Scratch { spans, sizes, memory, reads } = scratch;
-        spans.clear();
+        let Scratch { places, sizes, memory, reads } = scratch;
+        places.clear();
         memory.clear();
         reads.clear();
         if granted.loans.len() != self.outcomes.len() {
@@ -233,12 +248,12 @@ impl<M> Fetch<M> {
         let entries = granted.loans.iter().map(LoanEntry::loan);
         for ((position, loan), outcome) in (0..).zip(entries).zip(&mut self.outcomes) {
             *outcome = match loan {
-                Loan::Ready { rank, span, checksum, generation: _ } => {
-                    if !granted.regions.iter().any(|region| region.contains(&span)) {
+                Loan::Ready { rank, place, checksum, generation: _ } => {
+                    if !granted.is_known(&place) {
                         return Err(Violation);
                     }
                     wanted.push(Wanted { position, rank, checksum });
-                    spans.push(span);
+                    places.push(place);
                     FetchOutcome::Failed(Scope::Path)
                 }
                 Loan::NotFound => FetchOutcome::NotFound,
@@ -247,15 +262,26 @@ impl<M> Fetch<M> {
             };
         }
         sizes.clear();
-        sizes.extend(spans.iter().map(|span| span.len));
+        sizes.extend(places.iter().map(Place::len));
         landing.reserve(sizes, memory);
         for want in wanted.drain(memory.len().min(wanted.len())..) {
             if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
                 *outcome = FetchOutcome::Busy;
             }
         }
-        let mut landed = spans.iter().zip(memory.iter());
-        if landed.any(|(&remote, memory)| reads.push([remote], landing.spans(memory)).is_err()) {
+        let mut landed = places.iter().zip(memory.iter());
+        let is_uneven = |(place, memory): (&Place, &M)| {
+            let local = landing.spans(memory);
+            let listed = match *place {
+                Place::Span(span) => reads.push([span], local),
+                Place::Block { layout, block, len } => {
+                    let spans = granted.layouts.spans(layout, block, len);
+                    reads.push(spans.into_iter().flatten(), local)
+                }
+            };
+            listed.is_err()
+        };
+        if landed.any(is_uneven) {
             // Memory of another length than was asked for is a bug of the landing's.
             memory.clear();
             return Err(Violation);

@@ -16,6 +16,7 @@ use super::Peers;
 use super::connection::{Connection, Remote, State};
 use super::fetch::Violation;
 use super::landing::Landing;
+use super::layouts::HeardLayouts;
 use super::outbox::Output;
 use crate::event::Event;
 use crate::fabric::ConnectionId;
@@ -192,7 +193,8 @@ impl<L: Landing> Peers<L> {
         };
         let (node, epoch) = (peer.node, peer.epoch);
         let regions = regions.to_vec();
-        let remote = Remote { connection: on, node, epoch, requester, regions };
+        let layouts = HeardLayouts::default();
+        let remote = Remote { connection: on, node, epoch, requester, regions, layouts };
         let ours = self.connections.get(&on).is_some_and(|connection| connection.ours);
         let mut earlier = Vec::new();
         for (&id, other) in &mut self.connections {

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::connection::Remote;
 use super::landing::Landing;
+use super::layouts::ToldLayouts;
 use super::outbox::{Context, Outbox};
 use super::pressure::Pressure;
 use super::windows::Windows;
@@ -23,7 +24,7 @@ use crate::lease::{
     Completed, Completion, LeaseConfig, LeaseConfigError, LeaseTable, Residents, Usage,
 };
 use crate::limits;
-use crate::protocol::{HashEntry, Loan, LoanEntry, Message, RanksStatus, millis};
+use crate::protocol::{HashEntry, Loan, LoanEntry, Message, Place, RanksStatus, millis};
 use crate::store::{Found, PinError, Store};
 use crate::types::{
     BlockKey, LeaseId, Load, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId,
@@ -46,6 +47,7 @@ pub(super) struct Holder {
     pressure: Pressure,
     sink: Arc<dyn EventSink>,
     windows: Windows,
+    layouts: ToldLayouts,
     /// Requesters whose access is being cut, and until when the end of keys is waited for.
     cutting: Vec<(RequesterIndex, Timestamp)>,
     draining: bool,
@@ -66,6 +68,7 @@ impl Holder {
             pressure,
             sink,
             windows: Windows::new(windows),
+            layouts: ToldLayouts::default(),
             cutting: Vec::new(),
             draining: false,
             keys: Vec::new(),
@@ -102,9 +105,13 @@ impl Holder {
         };
         let (ttl_ms, load) = (self.ttl_ms(), self.load(cx.landing));
         let answer = Message::Lease { request, lease, ttl_ms, load, loans: &loans };
+        if lease != LeaseId::NONE {
+            self.layouts.tell(remote.connection, cx);
+        }
         let runs = self.windows.settle(remote.connection, lease);
         cx.outbox.send_granted(remote.connection, &answer, runs);
         self.windows.begin();
+        self.layouts.begin();
         cx.outbox.loans = loans;
     }
 
@@ -130,30 +137,32 @@ impl Holder {
         for pinned in &self.pinned {
             let loan = match *pinned {
                 Ok(found) => match landing.remote(&found.payload.extent) {
-                    Some(span) if u64::from(span.len) > room => {
+                    Some(place) if u64::from(place.len()) > room => {
                         draft.skip();
                         Residents::unpin(&*self.store, found.id);
                         over_pressed += 1;
                         Loan::Busy(LendRefusal::Pressure)
                     }
-                    Some(span) if !self.windows.cover(reader, &span) => {
+                    Some(place)
+                        if !cover((&mut self.windows, &mut self.layouts), reader, &place) =>
+                    {
                         draft.skip();
                         Residents::unpin(&*self.store, found.id);
                         without_window += 1;
                         Loan::Busy(LendRefusal::Windows)
                     }
-                    Some(span) if draft.lend(found.id, span.len.into()).is_ok() => {
-                        room -= u64::from(span.len);
+                    Some(place) if draft.lend(found.id, place.len().into()).is_ok() => {
+                        room -= u64::from(place.len());
                         Loan::Ready {
                             rank: found.rank,
                             generation: found.id.generation,
-                            span,
+                            place,
                             checksum: found.payload.checksum,
                         }
                     }
                     // Over quota; the draft has let go of the pin.
-                    Some(span) => {
-                        self.windows.uncover(remote.connection, &span);
+                    Some(place) => {
+                        uncover(&mut self.windows, remote.connection, &place);
                         Loan::Busy(LendRefusal::Quota)
                     }
                     None => {
@@ -174,14 +183,7 @@ impl Holder {
             };
             loans.push(loan.into());
         }
-        let refused = [
-            (LendRefusal::Pins, over_pinned),
-            (LendRefusal::Pressure, over_pressed),
-            (LendRefusal::Windows, without_window),
-        ];
-        for (reason, blocks) in refused.into_iter().filter(|(_, blocks)| *blocks > 0) {
-            self.sink.emit(Event::LendRefused { reason, blocks });
-        }
+        tell_refused(&*self.sink, [over_pinned, over_pressed, without_window]);
         draft.grant(now)
     }
 
@@ -287,6 +289,7 @@ impl Holder {
     /// A connection is gone, and its keys with it.
     pub(super) fn handle_closed(&mut self, on: ConnectionId) {
         self.windows.handle_closed(on);
+        self.layouts.handle_closed(on);
     }
 
     pub(super) fn is_cutting(&self, requester: RequesterIndex) -> bool {
@@ -335,6 +338,35 @@ impl Holder {
     /// How long a lease lasts.
     fn ttl_ms(&self) -> u32 {
         millis(self.leases.config().ttl)
+    }
+}
+
+/// Says how many blocks were refused for want of pins, of room, and of windows.
+fn tell_refused(sink: &dyn EventSink, counts: [u64; 3]) {
+    let reasons = [LendRefusal::Pins, LendRefusal::Pressure, LendRefusal::Windows];
+    for (reason, blocks) in reasons.into_iter().zip(counts).filter(|(_, blocks)| *blocks > 0) {
+        sink.emit(Event::LendRefused { reason, blocks });
+    }
+}
+
+/// Whether a loan can be read: by a window, where there are windows, or by the number of its layout.
+/// Where leases have keys of their own, a block in pieces has none: one for each piece would be too
+/// many, and one for all of them would open what lies between.
+fn cover(
+    (windows, layouts): (&mut Windows, &mut ToldLayouts),
+    reader: (ConnectionId, RequesterIndex),
+    place: &Place,
+) -> bool {
+    match place {
+        Place::Span(span) => windows.cover(reader, span),
+        Place::Block { layout, .. } => !windows.are_used() && layouts.name(*layout),
+    }
+}
+
+/// Takes back the latest [`cover`], which was for this loan.
+fn uncover(windows: &mut Windows, on: ConnectionId, place: &Place) {
+    if let Place::Span(span) = place {
+        windows.uncover(on, span);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Debug;
 
-use crate::fabric::{RegisteredSpan, RemoteSpan};
+use crate::fabric::RegisteredSpan;
+use crate::protocol::{Place, RegionEntry, TensorEntry};
 use crate::store::Found;
 use crate::types::{BlockKey, EvictionRank, Extent, Load};
 
@@ -15,6 +16,17 @@ pub enum Published {
     AlreadyResident(Found),
     /// There is no room for one more resident.
     Full,
+}
+
+/// A layout as peers are told it.
+#[derive(Debug, Clone, Copy)]
+pub struct LentLayout<'a> {
+    /// Blocks.
+    pub blocks: u32,
+    /// The regions that the tensors lie in.
+    pub regions: &'a [RegionEntry],
+    /// The tensors, in the order of a block's logical bytes.
+    pub tensors: &'a [TensorEntry],
 }
 
 /// A node's memory and residents, as one data thread sees them.
@@ -43,8 +55,15 @@ pub trait Landing {
         rank: EvictionRank,
     ) -> Published;
 
-    /// What a peer is told to read for a resident's extent; `None` where it is not registered.
-    fn remote(&self, extent: &Extent) -> Option<RemoteSpan>;
+    /// What a peer is told to read for a resident's extent; `None` where it is not registered. A layout
+    /// that it names is one that [`Self::layout`] knows, as long as a resident lies in it.
+    fn remote(&self, extent: &Extent) -> Option<Place>;
+
+    /// A layout that residents lie in, by its number. No landing needs to have any.
+    fn layout(&self, number: u32) -> Option<LentLayout<'_>> {
+        let _ = number;
+        None
+    }
 
     /// How long requesters should hold back for the sake of memory, milliseconds; 0 without pressure.
     fn pause_ms(&self) -> u32;

@@ -23,6 +23,7 @@ mod fetch;
 mod handshake;
 mod holder;
 mod landing;
+mod layouts;
 mod outbox;
 mod pressure;
 mod probe;
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fetch::{FetchId, FetchOutcome, FetchRequest, Fetched};
-pub use landing::{Landing, Published};
+pub use landing::{Landing, LentLayout, Published};
 pub use outbox::Output;
 pub use pressure::Pressure;
 pub use requester::RequesterConfig;
@@ -278,9 +279,13 @@ impl<L: Landing> Peers<L> {
         landing: &mut L,
         now: Timestamp,
     ) -> Result<(), Violation> {
-        let Some(State::Up { remote }) = self.connections.get(&on).map(|found| &found.state) else {
+        let found = self.connections.get_mut(&on).map(|found| &mut found.state);
+        let Some(State::Up { remote }) = found else {
             return Ok(());
         };
+        if let Message::Layout { number, blocks, regions, tensors } = message {
+            return remote.layouts.hear((number, blocks), regions, tensors);
+        }
         let (outbox, sink) = (&mut self.outbox, &*self.sink);
         let cx = &mut Context { landing, outbox, sink, now };
         if let Some(load) = load_of(&message) {
@@ -293,8 +298,10 @@ impl<L: Landing> Peers<L> {
                 if loans.iter().any(|entry| entry.loan() == leaves) {
                     self.health.handle_leaving(remote.node, now);
                 }
-                let (connection, regions, health) = (on, &remote.regions, &self.health);
-                let granted = Granted { connection, request, lease, ttl, loans, regions, health };
+                let (connection, health) = (on, &self.health);
+                let (regions, layouts) = (&remote.regions, &remote.layouts);
+                let granted =
+                    Granted { connection, request, lease, ttl, loans, regions, layouts, health };
                 self.requester.handle_lease(&granted, cx)?;
             }
             Message::Renewed { lease, ttl_ms, .. } => {
@@ -312,9 +319,10 @@ impl<L: Landing> Peers<L> {
             }
             // An acceptor may refuse what follows from our proof when we are up already.
             Message::Goodbye { .. } | Message::Reject { .. } => self.close(on, Scope::Peer),
-            Message::Hello(_) | Message::Welcome { .. } | Message::Confirm { .. } => {
-                return Err(Violation);
-            }
+            Message::Hello(_)
+            | Message::Welcome { .. }
+            | Message::Confirm { .. }
+            | Message::Layout { .. } => return Err(Violation),
             asked => handle_asked(&mut self.holder, remote, asked, cx),
         }
         Ok(())

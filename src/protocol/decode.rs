@@ -4,7 +4,7 @@ use bytemuck::Pod;
 
 use super::{
     AbortReason, GoodbyeReason, HashEntry, Introduction, Kind, LoanEntry, MAGIC, Message, Outcomes,
-    PROTOCOL_VERSION, Proof, RanksStatus, RegionEntry, RejectReason, wire,
+    PROTOCOL_VERSION, Proof, RanksStatus, RegionEntry, RejectReason, TensorEntry, wire,
 };
 use crate::limits;
 use crate::types::{LeaseId, Load, NamespaceId, NodeEpoch, NodeId, RequestId, RequesterId, Scope};
@@ -105,6 +105,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
         Kind::Ping => body.ping(),
         Kind::Pong => body.pong(),
         Kind::Goodbye => body.goodbye(),
+        Kind::Layout => body.layout(),
     }?;
     if body.rest.is_empty() { Ok(message) } else { Err(DecodeError::Length { kind }) }
 }
@@ -317,6 +318,25 @@ impl<'a> Body<'a> {
         let all = reason == AbortReason::Reconnected;
         self.check((lease == LeaseId::NONE) == all, "lease")?;
         Ok(Message::Abort { lease, reason })
+    }
+
+    fn layout(&mut self) -> Result<Message<'a>, DecodeError> {
+        let wire = self.take::<wire::Layout>()?;
+        self.zero(&wire.reserved)?;
+        let counts =
+            [(wire.regions, limits::REGIONS_MAX), (wire.tensors, limits::LAYOUT_TENSORS_MAX)];
+        for (count, limit) in counts {
+            let (kind, got) = (self.kind, usize::from(count.get()));
+            if !(1..=limit).contains(&got) {
+                return Err(DecodeError::Count { kind, got });
+            }
+        }
+        let regions: &[RegionEntry] = self.list(wire.regions)?;
+        self.check(regions.iter().all(RegionEntry::is_valid), "region")?;
+        let tensors: &[TensorEntry] = self.list(wire.tensors)?;
+        let blocks = wire.blocks.get();
+        self.check((1..=limits::LAYOUT_BLOCKS_MAX).contains(&blocks), "blocks")?;
+        Ok(Message::Layout { number: wire.number.get(), blocks, regions, tensors })
     }
 
     fn ping(&mut self) -> Result<Message<'a>, DecodeError> {

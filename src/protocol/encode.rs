@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable, bytes_of, cast_slice};
 
 use super::{
     AbortReason, HashEntry, Introduction, LoanEntry, MAGIC, Message, Outcomes, PROTOCOL_VERSION,
-    Proof, RanksStatus, RegionEntry, decode, wire,
+    Proof, RanksStatus, RegionEntry, TensorEntry, decode, wire,
 };
 use crate::fabric::RemoteSpan;
 use crate::limits;
@@ -101,6 +101,9 @@ impl Message<'_> {
                 append(out, &wire::Pong { token: token.into(), load: load.to_wire() });
             }
             Self::Goodbye { reason } => append_reason(out, reason.code()),
+            Self::Layout { number, blocks, regions, tensors } => {
+                append_layout(out, (number, blocks), regions, tensors);
+            }
         }
     }
 }
@@ -174,6 +177,24 @@ fn append_ranks(out: &mut Vec<u8>, lease: LeaseId, status: RanksStatus, load: Lo
     };
     append(out, &body);
     out.extend_from_slice(ranks);
+}
+
+fn append_layout(
+    out: &mut Vec<u8>,
+    (number, blocks): (u32, u32),
+    regions: &[RegionEntry],
+    tensors: &[TensorEntry],
+) {
+    let body = wire::Layout {
+        number: number.into(),
+        blocks: blocks.into(),
+        regions: count(regions),
+        tensors: count(tensors),
+        reserved: [0; 4],
+    };
+    append(out, &body);
+    out.extend_from_slice(cast_slice(regions));
+    out.extend_from_slice(cast_slice(tensors));
 }
 
 fn append_abort(out: &mut Vec<u8>, lease: LeaseId, reason: AbortReason) {

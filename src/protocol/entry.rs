@@ -5,9 +5,10 @@ use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::wire;
+use super::{Place, wire};
 use crate::event::LendRefusal;
 use crate::fabric::{Region, RemoteSpan};
+use crate::layout::BlockId;
 use crate::limits;
 use crate::types::{BlockHash, EvictionRank, Generation};
 
@@ -121,7 +122,7 @@ pub enum Loan {
         /// The tenancy that was lent.
         generation: Generation,
         /// Where to read it; 1 to [`limits::BLOCK_BYTES_MAX`] bytes.
-        span: RemoteSpan,
+        place: Place,
         /// XXH3-64 of its payload.
         checksum: u64,
     },
@@ -145,6 +146,8 @@ const READY: u8 = 1;
 const NOT_FOUND: u8 = 2;
 const BUSY: u8 = 3;
 const FAILED: u8 = 4;
+/// Ready, and `rkey` is the layout, `address` the block.
+const READY_BLOCK: u8 = 5;
 
 const fn refusal_code(reason: LendRefusal) -> u8 {
     match reason {
@@ -171,19 +174,27 @@ impl LoanEntry {
     #[must_use]
     pub fn loan(&self) -> Loan {
         match self.0.status {
-            READY => Loan::Ready {
+            status @ (READY | READY_BLOCK) => Loan::Ready {
                 rank: EvictionRank::clamped(u32::from(self.0.rank)),
                 generation: Generation(self.0.generation.get()),
-                span: RemoteSpan {
-                    rkey: self.0.rkey.get(),
-                    address: self.0.address.get(),
-                    len: self.0.len.get(),
-                },
+                place: self.place(status == READY_BLOCK),
                 checksum: self.0.checksum.get(),
             },
             NOT_FOUND => Loan::NotFound,
             BUSY => refusal(self.0.refusal).map_or(Loan::Failed, Loan::Busy),
             _ => Loan::Failed,
+        }
+    }
+
+    fn place(&self, is_block: bool) -> Place {
+        let (rkey, len) = (self.0.rkey.get(), self.0.len.get());
+        match is_block {
+            false => Place::Span(RemoteSpan { rkey, address: self.0.address.get(), len }),
+            // A number beyond 32 bits is no valid entry.
+            true => {
+                let block = u32::try_from(self.0.address.get()).unwrap_or(u32::MAX);
+                Place::Block { layout: rkey, block: BlockId(block), len }
+            }
         }
     }
 
@@ -201,9 +212,12 @@ impl LoanEntry {
     pub(super) fn is_valid(&self) -> bool {
         let loan = self.loan();
         let within = match loan {
-            Loan::Ready { span, .. } => {
-                (limits::BLOCK_BYTES_MIN..=limits::BLOCK_BYTES_MAX).contains(&span.len)
-                    && span.address.checked_add(u64::from(span.len)).is_some()
+            Loan::Ready { place, .. } => {
+                let ends = match place {
+                    Place::Span(span) => span.address.checked_add(u64::from(span.len)).is_some(),
+                    Place::Block { .. } => true,
+                };
+                (limits::BLOCK_BYTES_MIN..=limits::BLOCK_BYTES_MAX).contains(&place.len()) && ends
             }
             Loan::NotFound | Loan::Busy(_) | Loan::Failed => true,
         };
@@ -215,7 +229,8 @@ impl From<Loan> for LoanEntry {
     fn from(loan: Loan) -> Self {
         let mut entry = wire::Loan::zeroed();
         entry.status = match loan {
-            Loan::Ready { .. } => READY,
+            Loan::Ready { place: Place::Span(_), .. } => READY,
+            Loan::Ready { place: Place::Block { .. }, .. } => READY_BLOCK,
             Loan::NotFound => NOT_FOUND,
             Loan::Busy(_) => BUSY,
             Loan::Failed => FAILED,
@@ -223,12 +238,16 @@ impl From<Loan> for LoanEntry {
         if let Loan::Busy(reason) = loan {
             entry.refusal = refusal_code(reason);
         }
-        if let Loan::Ready { rank, generation, span, checksum } = loan {
+        if let Loan::Ready { rank, generation, place, checksum } = loan {
             entry.rank = rank.get();
             entry.generation = generation.0.into();
-            entry.rkey = span.rkey.into();
-            entry.len = span.len.into();
-            entry.address = span.address.into();
+            let (rkey, address) = match place {
+                Place::Span(span) => (span.rkey, span.address),
+                Place::Block { layout, block, .. } => (layout, block.0.into()),
+            };
+            entry.rkey = rkey.into();
+            entry.len = place.len().into();
+            entry.address = address.into();
             entry.checksum = checksum.into();
         }
         Self(entry)

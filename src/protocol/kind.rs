@@ -65,6 +65,8 @@ codes! {
         Pong = 13, "pong";
         /// The sender closes the connection next.
         Goodbye = 14, "goodbye";
+        /// Says how blocks lie that leases will name by their numbers.
+        Layout = 15, "layout";
     }
 }
 

@@ -1,14 +1,16 @@
 //! The peer protocol: what two nodes say to each other, sans-IO.
 //!
 //! A message is a header of eight bytes (kind, version, two zero bytes, length of the body) and a
-//! body of fixed layout: little-endian, alignment 1, no padding, followed by at most one list whose
-//! length the body says. [`decode`] judges every byte before it hands anything out and allocates
+//! body of fixed layout: little-endian, alignment 1, no padding, followed by at most two lists whose
+//! lengths the body says. [`decode`] judges every byte before it hands anything out and allocates
 //! nothing: a [`Message`] borrows its list from the bytes that arrived. [`Message::encode`] is its
 //! inverse, and each message has exactly one encoding: unused bytes are zero, lengths are exact.
 //!
 //! The handshake has three steps, so that each end answers a nonce of the other before it is given
 //! anything: `Hello`, `Welcome` with the acceptor's proof, `Confirm` with the initiator's. A node
 //! says `Reject` where it refuses.
+//!
+//! A holder whose blocks lie in pieces says `Layout` before the first lease that names one of them.
 //!
 //! A lease is a conversation of its own: `Lend` → `Lease`, then `Renew` → `Renewed` any number of
 //! times, then `Complete` → `Ranks` (which may be repeated: the holder remembers) or `Abort`.
@@ -22,6 +24,7 @@ mod decode;
 mod encode;
 mod entry;
 mod kind;
+mod strided;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -31,6 +34,7 @@ pub use decode::{DecodeError, decode};
 pub use encode::set_loan_keys;
 pub use entry::{HashEntry, Loan, LoanEntry, Outcomes, RegionEntry};
 pub use kind::{AbortReason, GoodbyeReason, Kind, RanksStatus, RejectReason};
+pub use strided::{Place, TensorEntry};
 
 use std::time::Duration;
 
@@ -40,7 +44,7 @@ use crate::types::{
 };
 
 /// The version that this build speaks; it is in every message.
-pub const PROTOCOL_VERSION: u8 = 2;
+pub const PROTOCOL_VERSION: u8 = 3;
 
 /// How a `Hello` begins, so that a stray client is told apart from a node of another version.
 pub const MAGIC: [u8; 8] = *b"kvrail\r\n";
@@ -58,6 +62,11 @@ const _: () = {
         + size_of::<wire::Welcome>()
         + limits::REGIONS_MAX * size_of::<RegionEntry>();
     assert!(regions <= limits::MESSAGE_BYTES_MAX);
+    let layout = size_of::<wire::Header>()
+        + size_of::<wire::Layout>()
+        + limits::REGIONS_MAX * size_of::<RegionEntry>()
+        + limits::LAYOUT_TENSORS_MAX * size_of::<TensorEntry>();
+    assert!(layout <= limits::MESSAGE_BYTES_MAX);
 };
 
 /// What a node says about itself in the handshake.
@@ -176,6 +185,20 @@ pub enum Message<'a> {
         /// How busy the sender is.
         load: Load,
     },
+    /// Says how blocks lie that later leases name by their numbers ([`Place::Block`]). It replaces
+    /// what the same number meant. Either end remembers the [`limits::PEER_LAYOUTS_MAX`] layouts that
+    /// were told last.
+    Layout {
+        /// The layout's number, which is the holder's to choose.
+        number: u32,
+        /// Blocks, at least 1.
+        blocks: u32,
+        /// The regions that the tensors lie in; 1 to [`limits::REGIONS_MAX`].
+        regions: &'a [RegionEntry],
+        /// The tensors, in the order of a block's logical bytes; 1 to
+        /// [`limits::LAYOUT_TENSORS_MAX`].
+        tensors: &'a [TensorEntry],
+    },
     /// The sender closes the connection next.
     Goodbye {
         /// Why.
@@ -202,6 +225,7 @@ impl Message<'_> {
             Self::Ping { .. } => Kind::Ping,
             Self::Pong { .. } => Kind::Pong,
             Self::Goodbye { .. } => Kind::Goodbye,
+            Self::Layout { .. } => Kind::Layout,
         }
     }
 }

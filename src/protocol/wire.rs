@@ -157,6 +157,29 @@ pub(super) struct Region {
     pub(super) len: U64,
 }
 
+/// Then so many regions and so many tensors.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Layout {
+    pub(super) number: U32,
+    pub(super) blocks: U32,
+    pub(super) regions: U16,
+    pub(super) tensors: U16,
+    pub(super) reserved: [u8; 4],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Tensor {
+    pub(super) region: U16,
+    pub(super) layers: U16,
+    pub(super) segment_bytes: U32,
+    pub(super) offset: U64,
+    pub(super) layer_stride: U64,
+    pub(super) kv_stride: U64,
+    pub(super) block_stride: U64,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Hash {

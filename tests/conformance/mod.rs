@@ -25,6 +25,7 @@ mod access;
 mod closing;
 mod messages;
 mod reads;
+#[allow(dead_code, reason = "only whole suites run these")]
 mod strided;
 #[allow(dead_code, reason = "only fabrics with windows run these")]
 mod windows;
@@ -33,6 +34,7 @@ pub(crate) use access::*;
 pub(crate) use closing::*;
 pub(crate) use messages::*;
 pub(crate) use reads::*;
+#[allow(unused_imports, reason = "only whole suites run these")]
 pub(crate) use strided::*;
 #[allow(unused_imports, reason = "only fabrics with windows run these")]
 pub(crate) use windows::*;

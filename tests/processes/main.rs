@@ -15,6 +15,10 @@
 #[expect(dead_code, reason = "the tests of registries use more of it")]
 mod redis_server;
 mod support;
+#[cfg(feature = "gpu")]
+#[path = "../cuda_standin/mod.rs"]
+#[expect(dead_code, reason = "the tests of the driver use more of it")]
+mod cuda_standin;
 
 mod authentication;
 mod bench;
@@ -22,6 +26,9 @@ mod commands;
 mod demo;
 mod disaggregated;
 mod drain;
+#[cfg(feature = "gpu")]
+mod engine_gpu;
+mod engine_memory;
 mod fabric_attack;
 mod full_pool;
 mod healing;

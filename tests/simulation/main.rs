@@ -13,8 +13,8 @@
 
 mod krate {
     pub(crate) use kvrail::{
-        event, fabric, health, lease, limits, memory, peer, policy, protocol, registry, route, sim,
-        store, types,
+        event, fabric, health, layout, lease, limits, memory, peer, policy, protocol, registry,
+        route, sim, store, types,
     };
 }
 

@@ -10,7 +10,7 @@ use crate::lease::LeaseConfigError;
 use crate::memory::checksum_bytes;
 use crate::peer::{FetchOutcome, LocalNode, Peers};
 use crate::policy::Policy;
-use crate::protocol::{AbortReason, Loan, LoanEntry, Message, RanksStatus, SecretKey};
+use crate::protocol::{AbortReason, Loan, LoanEntry, Message, Place, RanksStatus, SecretKey};
 use crate::store::{Store, StoreConfig};
 use crate::types::{EvictionRank, Generation, LeaseId, Load, NodeEpoch, RequestId, Scope};
 
@@ -139,7 +139,7 @@ fn grant(
     let loans = [LoanEntry::from(Loan::Ready {
         rank: EvictionRank::clamped(rank),
         generation: Generation(1),
-        span: holder.region.remote(0, len).unwrap(),
+        place: Place::Span(holder.region.remote(0, len).unwrap()),
         checksum: checksum_bytes(&bytes),
     })];
     let (lease, ttl_ms) = (LeaseId(77), u32::try_from(ttl.as_millis()).unwrap());
@@ -295,7 +295,7 @@ fn a_holder_that_does_not_answer_a_lend_fails_the_fetch_at_its_deadline() {
     let loan = Loan::Ready {
         rank: EvictionRank::FIRST,
         generation: Generation(1),
-        span: holder.region.remote(0, 64).unwrap(),
+        place: Place::Span(holder.region.remote(0, 64).unwrap()),
         checksum: 0,
     };
     let (lease, loans) = (LeaseId(5), [LoanEntry::from(loan)]);
@@ -334,7 +334,8 @@ fn a_loan_outside_of_the_holders_regions_closes_the_connection() {
     let inside = holder.region.remote(0, 64).unwrap();
     let span = RemoteSpan { address: inside.address + holder.region.len, ..inside };
     let (rank, generation) = (EvictionRank::FIRST, Generation(1));
-    let loans = [LoanEntry::from(Loan::Ready { rank, generation, span, checksum: 0 })];
+    let place = Place::Span(span);
+    let loans = [LoanEntry::from(Loan::Ready { rank, generation, place, checksum: 0 })];
     let lease = LeaseId(5);
     holder.say(
         on,

@@ -7,7 +7,7 @@ use super::stranger::{Said, Stranger};
 use crate::event::{Event, LeaseEnd, LendRefusal};
 use crate::fabric::{CompletionStatus, RemoteSpan};
 use crate::peer::FetchOutcome;
-use crate::protocol::{AbortReason, Loan, LoanEntry, Message, Outcomes, RanksStatus};
+use crate::protocol::{AbortReason, Loan, LoanEntry, Message, Outcomes, Place, RanksStatus};
 use crate::types::{LeaseId, NodeEpoch};
 
 const A: usize = 0;
@@ -30,7 +30,7 @@ fn renewed(said: &Said) -> (LeaseId, u32) {
 
 fn span_of(loan: &LoanEntry) -> RemoteSpan {
     match loan.loan() {
-        Loan::Ready { span, .. } => span,
+        Loan::Ready { place: Place::Span(span), .. } => span,
         other => panic!("{other:?}"),
     }
 }

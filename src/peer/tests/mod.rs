@@ -2,8 +2,8 @@
 
 mod krate {
     pub(super) use crate::{
-        event, fabric, health, lease, limits, memory, peer, policy, protocol, registry, sim, store,
-        types,
+        event, fabric, health, layout, lease, limits, memory, peer, policy, protocol, registry,
+        sim, store, types,
     };
 }
 
@@ -15,4 +15,5 @@ mod leases;
 mod reads;
 mod stalls;
 mod stranger;
+mod strided;
 mod windows;

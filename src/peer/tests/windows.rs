@@ -6,7 +6,7 @@ use super::cluster::{Cluster, Shape, endpoint, is_ready};
 use super::stranger::Stranger;
 use crate::event::{Event, LeaseEnd, LendRefusal};
 use crate::fabric::{CloseReason, CompletionStatus, ConnectionId, RemoteSpan};
-use crate::protocol::{AbortReason, Loan, LoanEntry, Message, RanksStatus};
+use crate::protocol::{AbortReason, Loan, LoanEntry, Message, Place, RanksStatus};
 use crate::types::LeaseId;
 
 const A: usize = 0;
@@ -20,7 +20,7 @@ fn shape(windows: u16) -> Shape {
 
 fn span_of(loan: &LoanEntry) -> RemoteSpan {
     match loan.loan() {
-        Loan::Ready { span, .. } => span,
+        Loan::Ready { place: Place::Span(span), .. } => span,
         other => panic!("{other:?}"),
     }
 }

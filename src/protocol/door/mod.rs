@@ -10,6 +10,7 @@
 //! The client numbers its requests; the reply carries the number. Replies may come in another order
 //! than their requests. The first request is [`Request::Hello`], and only the first.
 
+mod engine;
 mod reply;
 mod request;
 #[cfg(test)]
@@ -19,6 +20,10 @@ pub mod stat;
 mod tests;
 mod wire;
 
+pub use engine::{
+    DeviceUuid, EngineEvent, EngineReply, EngineRequest, ImportRefusal, LayoutId, LoadOutcome,
+    MemorySource, MovedBlock,
+};
 pub use reply::{
     AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PoolSize, PublishOutcome,
     Reply,
@@ -29,7 +34,7 @@ use crate::limits;
 use wire::{U16, U32};
 
 /// The version of this protocol. A frame of another version is refused.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// Length of a frame's header, bytes.
 pub const HEADER_BYTES: usize = 12;

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::wire::{
     ExtentWire, HashWire, HoldWire, NameWire, Reader, U16, U32, U64, Writer, flag, rank,
 };
-use super::{DecodeError, Header, SENTENCE_BYTES_MAX, TooMany};
+use super::{DecodeError, EngineReply, Header, SENTENCE_BYTES_MAX, TooMany};
 use crate::limits;
 use crate::types::{
     BlockHash, EvictionRank, Extent, Namespace, NamespaceId, PoolId, ResidentCause, ResidentId,
@@ -115,7 +115,7 @@ pub enum Reply {
         /// One per size.
         extents: Vec<Extent>,
     },
-    /// To `Reserve` and `Acquire`: not now.
+    /// To whatever takes memory or time: not now.
     Busy {
         /// When to ask again, milliseconds.
         pause_ms: u32,
@@ -125,7 +125,7 @@ pub enum Reply {
         /// Why, and what to do; at most [`SENTENCE_BYTES_MAX`] bytes.
         sentence: String,
     },
-    /// To `Publish`.
+    /// To `Publish` and `Save`.
     Published {
         /// One per block.
         outcomes: Vec<PublishOutcome>,
@@ -162,6 +162,8 @@ pub enum Reply {
         /// Oldest first.
         entries: Vec<EvictedBlock>,
     },
+    /// What an engine is told about its own memory.
+    Engine(EngineReply),
 }
 
 mod kind {
@@ -239,6 +241,7 @@ impl Reply {
             Self::Stat { .. } => kind::STAT,
             Self::Listed { .. } => kind::LISTED,
             Self::Evicted { .. } => kind::EVICTED,
+            Self::Engine(reply) => reply.kind(),
         }
     }
 
@@ -279,6 +282,7 @@ impl Reply {
                 hash: HashWire::new(&entry.hash),
                 rank: entry.rank.get(),
             })?,
+            Self::Engine(reply) => reply.body(writer)?,
         }
         Ok(())
     }
@@ -324,7 +328,9 @@ impl Reply {
                 entries: reader.list_of(most, list_entry)?,
             },
             kind::EVICTED => Self::Evicted { entries: reader.list_of(most, evicted_block)? },
-            kind => return Err(DecodeError::Kind { kind }),
+            kind => EngineReply::decode(kind, reader)
+                .unwrap_or(Err(DecodeError::Kind { kind }))
+                .map(Self::Engine)?,
         })
     }
 }

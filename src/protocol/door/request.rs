@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::wire::{ExtentWire, HashWire, HoldWire, NameWire, Reader, U32, U64, Writer, flag};
-use super::{DecodeError, Header, TooMany};
+use super::{DecodeError, EngineRequest, Header, TooMany};
 use crate::limits;
 use crate::types::{BlockHash, Extent, Namespace, NodeId, ResidentId};
 
@@ -91,6 +91,8 @@ pub enum Request {
         /// The peer; all where there is none.
         node: Option<NodeId>,
     },
+    /// What an engine asks about its own memory.
+    Engine(EngineRequest),
 }
 
 mod kind {
@@ -122,17 +124,17 @@ pub enum Source {
 /// No node in particular.
 const NOBODY: [u8; 16] = [0; 16];
 
-/// The head of `Acquire`; the node is zero unless it is meant.
+/// The head of `Acquire` and `Load`; the node is zero unless it is meant.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct AcquireWire {
-    namespace: NameWire,
+pub(super) struct AcquireWire {
+    pub(super) namespace: NameWire,
     source: u8,
     node: [u8; 16],
 }
 
 impl AcquireWire {
-    fn new(namespace: &Namespace, source: Source) -> Self {
+    pub(super) fn new(namespace: &Namespace, source: Source) -> Self {
         let (source, node) = match source {
             Source::Here => (0, NOBODY),
             Source::Anywhere => (1, NOBODY),
@@ -141,7 +143,7 @@ impl AcquireWire {
         Self { namespace: NameWire::new(Some(namespace)), source, node }
     }
 
-    fn source(&self) -> Result<Source, DecodeError> {
+    pub(super) fn source(&self) -> Result<Source, DecodeError> {
         match (self.source, self.node) {
             (0, NOBODY) => Ok(Source::Here),
             (1, NOBODY) => Ok(Source::Anywhere),
@@ -159,12 +161,12 @@ struct ResetWire {
     node: [u8; 16],
 }
 
-/// The head of `Publish`.
+/// The head of `Publish` and `Save`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct FlaggedWire {
-    namespace: NameWire,
-    flag: u8,
+pub(super) struct FlaggedWire {
+    pub(super) namespace: NameWire,
+    pub(super) flag: u8,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -184,6 +186,12 @@ struct ListWire {
 }
 
 impl Request {
+    /// Whether a descriptor comes with the frame.
+    #[must_use]
+    pub const fn carries_file(&self) -> bool {
+        matches!(self, Self::Engine(request) if request.carries_file())
+    }
+
     const fn kind(&self) -> u8 {
         match self {
             Self::Hello => kind::HELLO,
@@ -198,6 +206,7 @@ impl Request {
             Self::List { .. } => kind::LIST,
             Self::Evictions { .. } => kind::EVICTIONS,
             Self::ResetHealth { .. } => kind::RESET_HEALTH,
+            Self::Engine(request) => request.kind(),
         }
     }
 
@@ -257,6 +266,7 @@ impl Request {
                 });
                 Ok(())
             }
+            Self::Engine(request) => request.body(writer),
         }
     }
 
@@ -308,12 +318,14 @@ impl Request {
                 reader.end().map(|()| Self::Evictions { since })
             }
             kind::RESET_HEALTH => reset_health(reader),
-            kind => Err(DecodeError::Kind { kind }),
+            kind => EngineRequest::decode(kind, reader)
+                .unwrap_or(Err(DecodeError::Kind { kind }))
+                .map(Self::Engine),
         }
     }
 }
 
-fn flagged(namespace: &Namespace, flag: bool) -> FlaggedWire {
+pub(super) fn flagged(namespace: &Namespace, flag: bool) -> FlaggedWire {
     FlaggedWire { namespace: NameWire::new(Some(namespace)), flag: u8::from(flag) }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::layout::{AllocationId, BlockId, KvSplit, Tensor};
 use crate::types::{
     BlockHash, EvictionRank, Extent, Generation, Namespace, NamespaceId, NodeId, PoolId,
     ResidentCause, ResidentId,
@@ -58,6 +59,98 @@ pub(super) fn requests() -> Vec<(&'static str, Request)> {
         ("evictions", Request::Evictions { since: 0x0102 }),
         ("reset_health", Request::ResetHealth { node: Some(NodeId([0x5a; 16])) }),
     ]
+    .into_iter()
+    .chain(engine_requests())
+    .collect()
+}
+
+const DEVICE: DeviceUuid = DeviceUuid([0xd7; 16]);
+
+fn moved() -> Vec<MovedBlock> {
+    vec![
+        MovedBlock { hash: hash(0xaa, 32), block: BlockId(0x0a0b_0c0d) },
+        MovedBlock { hash: hash(0xbb, 1), block: BlockId(0) },
+    ]
+}
+
+/// What an engine asks.
+fn engine_requests() -> Vec<(&'static str, Request)> {
+    let bytes = 0x0102_0304_0506;
+    let memory = |source| Request::Engine(EngineRequest::ImportMemory { source, bytes });
+    let tensor = Tensor {
+        allocation: AllocationId(3),
+        offset: 0x1000,
+        layers: 80,
+        layer_stride: 0x0102_0304_0500,
+        kv: KvSplit::Split { stride: 0x0001_0000_0000 },
+        block_stride: 0x8000,
+        segment_bytes: 0x4000,
+    };
+    let fused = Tensor { kv: KvSplit::Fused, layers: 1, ..tensor };
+    let layout = LayoutId(0x0102);
+    vec![
+        ("import_memfd", memory(MemorySource::Memfd)),
+        ("import_ipc", memory(MemorySource::CudaIpc { device: DEVICE, handle: [0x1c; 64] })),
+        ("import_shareable", memory(MemorySource::CudaShareable { device: DEVICE })),
+        (
+            "import_layout",
+            Request::Engine(EngineRequest::ImportLayout {
+                blocks: 40_000,
+                tensors: vec![tensor, fused],
+            }),
+        ),
+        (
+            "save",
+            Request::Engine(EngineRequest::Save {
+                namespace: namespace(),
+                pulled: true,
+                layout,
+                event: None,
+                blocks: moved(),
+            }),
+        ),
+        (
+            "save_after",
+            Request::Engine(EngineRequest::Save {
+                namespace: namespace(),
+                pulled: false,
+                layout,
+                event: Some(EngineEvent([0xe1; 64])),
+                blocks: moved(),
+            }),
+        ),
+        (
+            "load",
+            Request::Engine(EngineRequest::Load {
+                namespace: namespace(),
+                source: Source::Anywhere,
+                layout,
+                blocks: moved(),
+            }),
+        ),
+    ]
+}
+
+/// What an engine is told.
+fn engine_replies() -> Vec<(&'static str, Reply)> {
+    let loaded = |origin| LoadOutcome::Loaded { origin, rank: EvictionRank::clamped(3) };
+    let outcomes = vec![
+        loaded(BlockOrigin::Local),
+        loaded(BlockOrigin::Fetched),
+        LoadOutcome::NotFound,
+        LoadOutcome::Busy,
+        LoadOutcome::Failed,
+    ];
+    let (reason, sentence) = (ImportRefusal::Layout, "no".to_owned());
+    let layout = LayoutId(0x0102);
+    [
+        ("memory_imported", EngineReply::MemoryImported { allocation: AllocationId(0x0102) }),
+        ("layout_imported", EngineReply::LayoutImported { layout, block_bytes: 2 << 20 }),
+        ("import_refused", EngineReply::ImportRefused { reason, sentence }),
+        ("loaded", EngineReply::Loaded { outcomes }),
+    ]
+    .map(|(name, reply)| (name, Reply::Engine(reply)))
+    .to_vec()
 }
 
 /// One of each reply, by the name of its golden file.
@@ -115,6 +208,9 @@ pub(super) fn reports() -> Vec<(&'static str, Reply)> {
             },
         ),
     ]
+    .into_iter()
+    .chain(engine_replies())
+    .collect()
 }
 
 pub(super) fn outcomes() -> [PublishOutcome; 5] {

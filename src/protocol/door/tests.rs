@@ -67,7 +67,7 @@ fn headers_of_others_are_refused() {
         Header::decode(bytes)
     };
     assert!(Header::decode(good).is_ok());
-    assert_eq!(with(5, 2), Err(DecodeError::Version { got: 2 }));
+    assert_eq!(with(5, 1), Err(DecodeError::Version { got: 1 }));
     assert_eq!(with(6, 1), Err(DecodeError::Field { field: "reserved" }));
     assert!(matches!(with(3, 1), Err(DecodeError::TooLong { .. })));
 }
@@ -114,6 +114,20 @@ fn fields_outside_their_ranges_are_refused() {
     assert_eq!(broken("refused", 0, 0xff), field("text"));
     assert_eq!(broken("reserve", 4, 0), field("size"));
     assert_eq!(broken("list", 74, 0xff), field("max"));
+    // A memory is a source, a device (16 bytes), a handle (64) and a length.
+    assert_eq!(broken("import_memfd", 0, 3), field("memory source"));
+    assert_eq!(broken("import_memfd", 1, 1), field("memory source"));
+    assert_eq!(broken("import_shareable", 17, 1), field("memory source"));
+    assert_eq!(broken("import_ipc", 88, 1), field("bytes"));
+    assert_eq!(broken("load", 65, 3), field("source"));
+    // A save is a name and a flag (66 bytes), a layout (2), and an event behind a flag.
+    assert_eq!(broken("save", 68, 2), field("event"));
+    assert_eq!(broken("save", 69, 1), field("event"));
+    assert_eq!(broken("import_refused", 0, 0), field("reason"));
+    assert_eq!(broken("loaded", 4, 9), field("status"));
+    assert_eq!(broken("loaded", 5, 9), field("origin"));
+    assert_eq!(broken("loaded", 6, 32), field("rank"));
+    assert_eq!(broken("loaded", 11, 1), field("status"));
 }
 
 #[test]

@@ -42,6 +42,13 @@ const LEASES: &[Case] = &[
     // A loan of an unknown status, of rank 0 and 32, of no length and too long, that wraps the
     // address space, and an absent one that carries a key.
     (Kind::Lease, 48, &[9], "loan"),
+    // A block of a number beyond 32 bits.
+    (Kind::Lease, 48 + 4 * 32 + 20, &[1], "loan"),
+    (Kind::Layout, 8 + 12, &[1], RESERVED),
+    // A layout of no block and of too many, and a region of no length.
+    (Kind::Layout, 8 + 4, &[0; 4], "blocks"),
+    (Kind::Layout, 8 + 7, &[2], "blocks"),
+    (Kind::Layout, 8 + 16 + 12, &[0; 8], "region"),
     (Kind::Lease, 49, &[0], "loan"),
     (Kind::Lease, 49, &[32], "loan"),
     (Kind::Lease, 50, &[1], "loan"),
@@ -78,11 +85,11 @@ fn each_field_is_judged() {
 
 #[test]
 fn kinds_and_versions_are_judged() {
-    for got in [0, 15, 200] {
+    for got in [0, 16, 200] {
         let refusal = Err(DecodeError::Kind { got });
         assert_eq!(decode(&patched(Kind::Ping, 0, &[got])), refusal);
     }
-    for got in [0, 1, 3] {
+    for got in [0, 2, 4] {
         let refusal = Err(DecodeError::Version { got });
         assert_eq!(decode(&patched(Kind::Ping, 1, &[got])), refusal);
     }
@@ -91,13 +98,17 @@ fn kinds_and_versions_are_judged() {
 #[test]
 fn counts_are_judged_before_their_lists() {
     let unknown = RanksStatus::Unknown.code();
-    let cases: [(Kind, usize, &[u8], usize); 7] = [
+    let cases: [(Kind, usize, &[u8], usize); 11] = [
         (Kind::Lend, 24, &[0, 0], 0),
         (Kind::Lend, 24, &[1, 2], 513),
         (Kind::Lease, 40, &[0xff, 0xff], 65_535),
         (Kind::Complete, 24, &[0, 0], 0),
         (Kind::Confirm, 40, &[65, 0], 65),
         (Kind::Ranks, 28, &[1, 2], 513),
+        (Kind::Layout, 16, &[0, 0], 0),
+        (Kind::Layout, 16, &[65, 0], 65),
+        (Kind::Layout, 18, &[0, 0], 0),
+        (Kind::Layout, 18, &[1, 1], 257),
         // An unknown lease with ranks.
         (Kind::Ranks, 30, &[unknown], 3),
     ];

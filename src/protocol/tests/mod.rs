@@ -9,9 +9,12 @@ mod fields;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use bytemuck::Zeroable;
+
 use super::*;
 use crate::event::LendRefusal;
 use crate::fabric::{Region, RegionId, RemoteSpan};
+use crate::layout::{AllocationId, BlockId, KvSplit, Tensor};
 use crate::types::{BlockHash, Generation};
 
 /// A message that owns its lists.
@@ -23,6 +26,7 @@ enum Owned {
     Lend(RequestId, NamespaceId, Vec<HashEntry>),
     Lease(RequestId, LeaseId, u32, Load, Vec<LoanEntry>),
     Complete(LeaseId, NodeEpoch, u16, Vec<u8>),
+    Layout(Vec<RegionEntry>, Vec<TensorEntry>),
     Ranks(LeaseId, RanksStatus, Load, Vec<u8>),
 }
 
@@ -39,6 +43,9 @@ impl Owned {
             }
             Self::Lease(request, lease, ttl_ms, load, ref loans) => {
                 Message::Lease { request, lease, ttl_ms, load, loans }
+            }
+            Self::Layout(ref regions, ref tensors) => {
+                Message::Layout { number: 7, blocks: 40_000, regions, tensors }
             }
             Self::Complete(lease, epoch, count, ref bitmap) => {
                 Message::Complete { lease, epoch, outcomes: Outcomes::new(count, bitmap).unwrap() }
@@ -73,7 +80,7 @@ fn ready(rank: u32, address: u64, len: u32) -> Loan {
     Loan::Ready {
         rank: EvictionRank::clamped(rank),
         generation: Generation(0x0a0b_0c0d),
-        span: RemoteSpan { rkey: 0x1122_3344, address, len },
+        place: Place::Span(RemoteSpan { rkey: 0x1122_3344, address, len }),
         checksum: 0xfeed_face_cafe_beef,
     }
 }
@@ -89,6 +96,13 @@ fn example(kind: Kind) -> Owned {
     let lease = LeaseId(0x0000_0001_0000_002a);
     let proof = Proof([0x5a; 32]);
     let regions = vec![region(0x1122_3344, 0x7f00_0000_0000, 1 << 30), region(2, 0x1000, 4096)];
+    let place = Place::Block { layout: 7, block: BlockId(39_999), len: 2 << 20 };
+    let in_layout = match ready(2, 0, 1) {
+        Loan::Ready { rank, generation, checksum, .. } => {
+            Loan::Ready { rank, generation, place, checksum }
+        }
+        other => other,
+    };
     match kind {
         Kind::Hello => Owned::Plain(Message::Hello(introduction(1, "10.0.0.1:7700"))),
         Kind::Welcome => Owned::Welcome(introduction(2, "10.0.0.2:7700"), proof, regions),
@@ -109,6 +123,7 @@ fn example(kind: Kind) -> Owned {
                 Loan::NotFound.into(),
                 Loan::Busy(LendRefusal::Draining).into(),
                 Loan::Failed.into(),
+                in_layout.into(),
             ],
         ),
         Kind::Renew => Owned::Plain(Message::Renew { lease }),
@@ -119,6 +134,19 @@ fn example(kind: Kind) -> Owned {
         Kind::Ping => Owned::Plain(Message::Ping { token: 0xdead_beef }),
         Kind::Pong => Owned::Plain(Message::Pong { token: 0xdead_beef, load: LOAD }),
         Kind::Goodbye => Owned::Plain(Message::Goodbye { reason: GoodbyeReason::Shutdown }),
+        Kind::Layout => {
+            let tensor = Tensor {
+                allocation: AllocationId(1),
+                offset: 0x1000,
+                layers: 80,
+                layer_stride: 0x0102_0304_0500,
+                kv: KvSplit::Split { stride: 0x0001_0000_0000 },
+                block_stride: 0x8000,
+                segment_bytes: 0x4000,
+            };
+            let fused = Tensor { allocation: AllocationId(0), kv: KvSplit::Fused, ..tensor };
+            Owned::Layout(regions, [tensor, fused].iter().map(TensorEntry::from).collect())
+        }
     }
 }
 
@@ -197,6 +225,10 @@ fn the_largest_messages_fit_and_nothing_larger_is_looked_at() {
     assert!(largest.len() <= limits::MESSAGE_BYTES_MAX);
     assert!(decode(&largest).is_ok());
     let regions = vec![region(1, 0, 1); limits::REGIONS_MAX];
+    let tensors = vec![TensorEntry::zeroed(); limits::LAYOUT_TENSORS_MAX];
+    let layout = Owned::Layout(regions.clone(), tensors).encoded();
+    assert!(layout.len() <= limits::MESSAGE_BYTES_MAX);
+    assert!(decode(&layout).is_ok());
     assert!(decode(&Owned::Confirm(Proof([0; 32]), regions).encoded()).is_ok());
     let got = limits::MESSAGE_BYTES_MAX + 1;
     assert_eq!(decode(&vec![1; got]), Err(DecodeError::Size { got }));

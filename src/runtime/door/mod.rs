@@ -6,11 +6,18 @@
 //! acquisition that is still running then is not cancelled; when it ends, its own guard releases
 //! what it got, since nobody is left to take it.
 //!
+//! What a client **imported** (its KV cache, and how blocks lie in it) is a value of its task, too;
+//! copies that run when the task ends hold what they touch until they are done.
+//!
 //! Input is hostile until decoded: a frame is bounded before it is read, must arrive whole within
 //! [`limits::HANDSHAKE_TIMEOUT`] of its first byte, and a violation closes only its own connection.
 //! Replies to a client that does not read them are given up after the same time.
 
+mod engine;
+#[cfg(test)]
+mod engine_tests;
 mod frames;
+mod moving;
 mod owned;
 mod service;
 mod session;

@@ -131,6 +131,11 @@ impl<S: DoorService> Acquired<S> {
         Self { service, outcomes }
     }
 
+    /// What it got, which is held as long as `self`.
+    pub(super) fn outcomes(&self) -> &[AcquireOutcome] {
+        &self.outcomes
+    }
+
     fn into_outcomes(mut self) -> Vec<AcquireOutcome> {
         std::mem::take(&mut self.outcomes)
     }

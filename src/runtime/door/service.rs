@@ -1,9 +1,12 @@
 //! What the door asks of the node.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::protocol::door::{AcquireOutcome, EvictedBlock, ListEntry, PublishOutcome, Source};
+use crate::memory::{EngineMemory, ImportError, Mapping};
+use crate::protocol::door::{
+    AcquireOutcome, EvictedBlock, ListEntry, MemorySource, PublishOutcome, Source,
+};
 use crate::types::{BlockHash, Extent, Namespace, NodeId, PoolId, ResidentId};
 
 /// A pool as clients are given it.
@@ -18,7 +21,7 @@ pub struct PoolHandle<'a> {
 }
 
 /// Reserved memory. Dropping it frees it.
-pub trait Reserved: Send + 'static {
+pub trait Reserved: Send + Sync + 'static {
     /// Where it lies.
     fn extent(&self) -> Extent;
 }
@@ -63,6 +66,20 @@ pub trait DoorService: Send + Sync + 'static {
 
     /// The pools, at most [`crate::limits::POOLS_MAX`].
     fn pools(&self) -> Vec<PoolHandle<'_>>;
+
+    /// The memory of a pool, which outlives the pool while anyone holds it.
+    fn pool(&self, id: PoolId) -> Option<Arc<Mapping>>;
+
+    /// Imports memory of a client, `bytes` long. `file` is the descriptor that came with the request.
+    ///
+    /// # Errors
+    /// [`ImportError`].
+    fn import(
+        &self,
+        source: &MemorySource,
+        bytes: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<Arc<dyn EngineMemory>, ImportError>;
 
     /// Reserves memory for blocks of these sizes (1 to [`crate::limits::BLOCK_BYTES_MAX`] bytes
     /// each), all or none, next to each other where that is possible.

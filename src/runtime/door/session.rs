@@ -1,7 +1,7 @@
 //! One client: its requests in, the node's answers out.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +10,14 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::frames::FrameReader;
+use super::engine::Imports;
+use super::frames::{FrameReader, Received};
 use super::owned::{Acquired, Holds, Reservations};
 use super::service::{DoorService, ReserveError};
 use crate::limits;
+use crate::memory::Direction;
 use crate::protocol::door::{
-    DecodeError, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source, TooMany,
+    DecodeError, EngineRequest, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source, TooMany,
 };
 use crate::sys::fd_passing;
 use crate::types::{BlockHash, Extent, Namespace, NodeId};
@@ -33,6 +35,8 @@ pub(super) enum SessionError {
     Slow,
     #[error("the stream ended within a frame")]
     Cut,
+    #[error("a descriptor came that no request carries")]
+    StrayFile,
     #[error("the client does not read its replies")]
     Unread,
     #[error("a reply could not be encoded: {0}")]
@@ -47,23 +51,26 @@ pub(super) async fn run<S: DoorService>(
     mut stream: UnixStream,
 ) -> Result<(), SessionError> {
     let mut frames = FrameReader::new(limits::HANDSHAKE_TIMEOUT);
-    let hello = timeout(limits::HANDSHAKE_TIMEOUT, frames.next(&mut stream))
+    let hello = timeout(limits::HANDSHAKE_TIMEOUT, frames.next(&stream))
         .await
         .map_err(|_elapsed| SessionError::Slow)??;
     match hello {
         None => return Ok(()),
-        Some((request, Request::Hello)) => welcome(&*service, &mut stream, request).await?,
+        Some(Received { number, request: Request::Hello, .. }) => {
+            welcome(&*service, &mut stream, number).await?;
+        }
         Some(_) => return Err(SessionError::Hello),
     }
-    let (mut read, mut write) = stream.split();
+    let (read, mut write) = stream.split();
     let mut session = Session::new(service);
     loop {
         tokio::select! {
-            frame = frames.next(&mut read) => match frame? {
+            frame = frames.next(read.as_ref()) => match frame? {
                 None => return Ok(()),
-                Some((_, Request::Hello)) => return Err(SessionError::Hello),
-                Some((number, request)) => {
-                    if let Some(reply) = session.handle(number, request) {
+                Some(Received { request: Request::Hello, .. }) => return Err(SessionError::Hello),
+                Some(received) => {
+                    let number = received.number;
+                    if let Some(reply) = session.handle(received) {
                         session.send(&mut write, number, &reply).await?;
                     }
                 }
@@ -114,12 +121,14 @@ enum Done<S: DoorService> {
     Flushed { known: bool },
     Stated { json: String },
     Reset { count: u32 },
+    Moved { reply: Reply },
 }
 
 struct Session<S: DoorService> {
     service: Arc<S>,
     reserved: Reservations<S::Reserved>,
     holds: Holds<S>,
+    imports: Imports,
     /// Blocks that running acquisitions may yet hold.
     asked: usize,
     running: JoinSet<(u32, Done<S>)>,
@@ -138,6 +147,7 @@ impl<S: DoorService> Session<S> {
         Self {
             reserved: Reservations::new(),
             holds: Holds::new(Arc::clone(&service)),
+            imports: Imports::new(),
             asked: 0,
             running: JoinSet::new(),
             out: Vec::new(),
@@ -157,7 +167,8 @@ impl<S: DoorService> Session<S> {
     }
 
     /// The reply, where there is one at once.
-    fn handle(&mut self, number: u32, request: Request) -> Option<Reply> {
+    fn handle(&mut self, received: Received) -> Option<Reply> {
+        let Received { number, request, file } = received;
         Some(match request {
             Request::Hello => refused("hello comes first, and once"),
             Request::Reserve { sizes } => self.reserve(&sizes),
@@ -182,7 +193,53 @@ impl<S: DoorService> Session<S> {
             Request::Evictions { since } => {
                 Reply::Evicted { entries: self.service.evictions(since, limits::DOOR_BLOCKS_MAX) }
             }
+            Request::Engine(request) => return self.handle_engine(number, request, file),
         })
+    }
+
+    fn handle_engine(
+        &mut self,
+        number: u32,
+        request: EngineRequest,
+        file: Option<OwnedFd>,
+    ) -> Option<Reply> {
+        let (layout, blocks, direction) = match &request {
+            EngineRequest::ImportMemory { source, bytes } => {
+                let (imports, service) = (&mut self.imports, &*self.service);
+                // Opening a driver and registering pools with it takes seconds, once.
+                return Some(tokio::task::block_in_place(|| {
+                    imports.add_memory(service, (source, *bytes), file)
+                }));
+            }
+            EngineRequest::ImportLayout { blocks, tensors } => {
+                return Some(self.imports.add_layout(*blocks, tensors.clone()));
+            }
+            EngineRequest::Save { layout, blocks, .. } => (layout, blocks, Direction::Save),
+            EngineRequest::Load { layout, blocks, .. } => (layout, blocks, Direction::Load),
+        };
+        if self.running.len() >= limits::DOOR_WAITS_MAX {
+            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
+        }
+        let moving = match self.imports.moving(*layout, blocks.clone(), direction) {
+            Ok(moving) => moving,
+            Err(reply) => return Some(reply),
+        };
+        let service = Arc::clone(&self.service);
+        self.running.spawn(async move {
+            let reply = match request {
+                EngineRequest::Save { namespace, pulled, event, .. } => {
+                    moving.after(event).save(service, namespace, pulled).await
+                }
+                EngineRequest::Load { namespace, source, .. } => {
+                    moving.load(service, namespace, source).await
+                }
+                EngineRequest::ImportMemory { .. } | EngineRequest::ImportLayout { .. } => {
+                    refused("imports are answered at once")
+                }
+            };
+            (number, Done::Moved { reply })
+        });
+        None
     }
 
     fn reserve(&mut self, sizes: &[u32]) -> Reply {
@@ -259,6 +316,7 @@ impl<S: DoorService> Session<S> {
             }
             Done::Stated { json } => Reply::Stat { json },
             Done::Reset { count } => Reply::Done { count },
+            Done::Moved { reply } => reply,
         }
     }
 
@@ -291,7 +349,7 @@ fn done(count: usize) -> Reply {
     Reply::Done { count: u32::try_from(count).unwrap_or(u32::MAX) }
 }
 
-fn refused(sentence: &str) -> Reply {
+pub(super) fn refused(sentence: &str) -> Reply {
     let end = sentence.floor_char_boundary(SENTENCE_BYTES_MAX);
     Reply::Refused { sentence: sentence.get(..end).unwrap_or_default().to_owned() }
 }

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
@@ -14,16 +14,68 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Door, DoorService, Page, PoolHandle, Publish, ReserveError, Reserved};
 use crate::limits::EXTENT_ALIGN;
-use crate::memory::Mapping;
+use crate::memory::{
+    Claims, Copier, CopyError, Direction, EngineMemory, ImportError, Mapping, SharedMemory,
+    StridedCopy,
+};
 use crate::protocol::door::stat::{PoolStat, ResidentStat, StatReport};
 use crate::protocol::door::{
-    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, PublishOutcome, Source,
+    AcquireOutcome, BlockOrigin, EngineEvent, EvictedBlock, HeldBlock, ListEntry, MemorySource,
+    PublishOutcome, Source,
 };
 use crate::runtime::deadline::Deadline;
 use crate::types::{
     BlockHash, BlockKey, EvictionRank, Extent, Generation, Namespace, NamespaceId, NodeId, PoolId,
     ResidentCause, ResidentId,
 };
+
+/// What copies of imported memory wait for before they end.
+#[derive(Debug)]
+pub(crate) struct Gate(Mutex<bool>, Condvar);
+
+impl Gate {
+    pub(crate) fn set(&self, open: bool) {
+        *self.0.lock().unwrap() = open;
+        self.1.notify_all();
+    }
+}
+
+#[derive(Debug)]
+struct Gated(SharedMemory, Arc<Gate>);
+
+impl EngineMemory for Gated {
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
+        Ok(Box::new(GatedCopier(self.0.copier()?, Arc::clone(&self.1))))
+    }
+}
+
+#[derive(Debug)]
+struct GatedCopier<'a>(Box<dyn Copier + 'a>, Arc<Gate>);
+
+impl Copier for GatedCopier<'_> {
+    fn wait_for(&mut self, event: &EngineEvent) -> Result<(), CopyError> {
+        self.0.wait_for(event)
+    }
+
+    fn start(
+        &mut self,
+        direction: Direction,
+        copies: &[StridedCopy],
+        pool: &Arc<Mapping>,
+    ) -> Result<(), CopyError> {
+        self.0.start(direction, copies, pool)
+    }
+
+    fn finish(&mut self) -> Result<(), CopyError> {
+        let shut = self.1.0.lock().unwrap();
+        drop(self.1.1.wait_while(shut, |open| !*open).unwrap());
+        self.0.finish()
+    }
+}
 
 /// Ranges in use, by where they begin.
 #[derive(Debug, Default)]
@@ -59,7 +111,10 @@ struct Block {
 #[derive(Debug)]
 pub(crate) struct StandIn {
     file: File,
-    map: Mapping,
+    map: Arc<Mapping>,
+    /// Memory that clients have imported.
+    pub(crate) claims: Claims,
+    pub(crate) gate: Arc<Gate>,
     used: Arc<Mutex<Used>>,
     blocks: Mutex<BTreeMap<BlockKey, Block>>,
     names: Mutex<HashMap<NamespaceId, Namespace>>,
@@ -77,7 +132,9 @@ impl StandIn {
         let file = File::from(rustix::fs::memfd_create("pool", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
         Self {
-            map: Mapping::new(&file, bytes).unwrap(),
+            map: Arc::new(Mapping::new(&file, bytes).unwrap()),
+            claims: Claims::default(),
+            gate: Arc::new(Gate(Mutex::new(true), Condvar::new())),
             file,
             used: Arc::default(),
             blocks: Mutex::default(),
@@ -193,6 +250,26 @@ impl DoorService for StandIn {
 
     fn pools(&self) -> Vec<PoolHandle<'_>> {
         vec![PoolHandle { id: PoolId(3), bytes: self.map.len(), file: self.file.as_fd() }]
+    }
+
+    fn pool(&self, id: PoolId) -> Option<Arc<Mapping>> {
+        (id == PoolId(3)).then(|| Arc::clone(&self.map))
+    }
+
+    fn import(
+        &self,
+        source: &MemorySource,
+        bytes: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<Arc<dyn EngineMemory>, ImportError> {
+        match (source, file) {
+            (MemorySource::Memfd, Some(file)) => {
+                let memory = SharedMemory::import(file, bytes, &self.claims)?;
+                Ok(Arc::new(Gated(memory, Arc::clone(&self.gate))))
+            }
+            (MemorySource::Memfd, None) => Err(ImportError::NotMemory),
+            _ => Err(ImportError::NoGpu("this node has no GPU".to_owned())),
+        }
     }
 
     fn reserve(&self, sizes: &[u32]) -> Result<Vec<Memory>, ReserveError> {

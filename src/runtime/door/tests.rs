@@ -13,10 +13,10 @@ use crate::protocol::door::{
 use crate::sys::fd_passing::{self, PassedFds};
 use crate::types::Extent;
 
-const POOL: u64 = 1 << 20;
+pub(super) const POOL: u64 = 1 << 20;
 
 /// A client without any care: raw frames on a socket.
-struct Raw(UnixStream);
+pub(super) struct Raw(pub(super) UnixStream);
 
 impl Raw {
     fn connect(running: &Running) -> Self {
@@ -26,20 +26,20 @@ impl Raw {
         Self(stream)
     }
 
-    fn greeted(running: &Running) -> Self {
+    pub(super) fn greeted(running: &Running) -> Self {
         let mut raw = Self::connect(running);
         raw.send(1, &Request::Hello);
         assert!(matches!(raw.receive(), (1, Reply::Welcome { .. })));
         raw
     }
 
-    fn send(&mut self, number: u32, request: &Request) {
+    pub(super) fn send(&mut self, number: u32, request: &Request) {
         let mut frame = Vec::new();
         request.encode(number, &mut frame).unwrap();
         self.0.write_all(&frame).unwrap();
     }
 
-    fn receive(&mut self) -> (u32, Reply) {
+    pub(super) fn receive(&mut self) -> (u32, Reply) {
         let mut head = [0; HEADER_BYTES];
         self.0.read_exact(&mut head).unwrap();
         let header = Header::decode(head).unwrap();
@@ -48,7 +48,7 @@ impl Raw {
         (header.request, Reply::decode(header, &body).unwrap())
     }
 
-    fn ask(&mut self, request: &Request) -> Reply {
+    pub(super) fn ask(&mut self, request: &Request) -> Reply {
         self.send(7, request);
         let (number, reply) = self.receive();
         assert_eq!(number, 7);
@@ -64,7 +64,7 @@ impl Raw {
     }
 
     /// The server ends the connection: end of stream, or a reset where it had not read everything.
-    fn is_closed(&mut self) -> bool {
+    pub(super) fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.0.read_to_end(&mut rest) {
             Ok(_) => true,
@@ -286,18 +286,18 @@ fn a_trickling_frame_is_cut_off_and_an_idle_client_is_not() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let patience = Duration::from_millis(20);
     runtime.block_on(async {
-        let (mut here, mut there) = tokio::io::duplex(1 << 10);
+        let (here, mut there) = tokio::net::UnixStream::pair().unwrap();
         let mut frames = frames::FrameReader::new(patience);
-        let idle = tokio::time::timeout(5 * patience, frames.next(&mut here)).await;
+        let idle = tokio::time::timeout(5 * patience, frames.next(&here)).await;
         assert!(idle.is_err(), "{idle:?}");
 
         let mut frame = Vec::new();
         Request::Stat.encode(1, &mut frame).unwrap();
         there.write_all(&frame).await.unwrap();
         there.write_all(&frame[..5]).await.unwrap();
-        let whole = frames.next(&mut here).await.unwrap();
-        assert_eq!(whole, Some((1, Request::Stat)));
-        let ended = tokio::time::timeout(Duration::from_secs(10), frames.next(&mut here)).await;
+        let whole = frames.next(&here).await.unwrap().unwrap();
+        assert_eq!((whole.number, whole.request), (1, Request::Stat));
+        let ended = tokio::time::timeout(Duration::from_secs(10), frames.next(&here)).await;
         assert!(matches!(ended, Ok(Err(session::SessionError::Slow))));
     });
 }

@@ -13,9 +13,7 @@ use super::row::{Load, Measured, Start, Subject};
 use crate::cli::CliError;
 use crate::cli::bench::Bench;
 use crate::event::Discard;
-use crate::fabric::{
-    Access, EventBatch, FabricEvent, ReadBatch, Region, RegisteredSpan, RemoteSpan,
-};
+use crate::fabric::{Access, EventBatch, FabricEvent, ReadBatch, Region, RegisteredSpan};
 use crate::health::BreakerConfig;
 use crate::lease::LeaseConfig;
 use crate::memory::HostPool;
@@ -24,7 +22,7 @@ use crate::peer::{
     Published, RequesterConfig,
 };
 use crate::policy::Policy;
-use crate::protocol::SecretKey;
+use crate::protocol::{Place, SecretKey};
 use crate::runtime::clock::Clock;
 use crate::shm::PeerEndpoint;
 use crate::store::{Found, Payload, Store, StoreConfig};
@@ -88,7 +86,7 @@ impl Landing for Scratch {
         Published::Stored(Found { id, payload: Payload { extent, checksum }, rank })
     }
 
-    fn remote(&self, _extent: &Extent) -> Option<RemoteSpan> {
+    fn remote(&self, _extent: &Extent) -> Option<Place> {
         None
     }
 

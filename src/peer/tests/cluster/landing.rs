@@ -5,14 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::super::krate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
-use super::super::krate::memory::{HostPool, Reservation};
-use super::super::krate::peer::{Landing, Published};
+use super::super::krate::fabric::{Region, RegionId, RegisteredSpan};
+use super::super::krate::layout::{AllocationId, BlockId, KvSplit, Layout, Tensor};
+use super::super::krate::memory::{HostPool, Reservation, checksum_bytes};
+use super::super::krate::peer::{Landing, LentLayout, Published};
 use super::super::krate::policy::Origin;
+use super::super::krate::protocol::{Place, RegionEntry, TensorEntry};
 use super::super::krate::store::{Evicted, InsertError, Payload, Store};
-use super::super::krate::types::{BlockKey, EvictionRank, Extent, ResidentCause, ResidentId};
+use super::super::krate::types::{
+    BlockKey, EvictionRank, Extent, PoolId, ResidentCause, ResidentId,
+};
 use super::ledger::Ledger;
-use super::{bytes_of, key_of};
+use super::{STRIDED_BYTES, bytes_of, key_of};
 
 /// Extents that the peer core owns as destinations, by offset.
 type Owned = Rc<RefCell<BTreeMap<u64, u32>>>;
@@ -56,9 +60,38 @@ fn scribble(pool: &HostPool, extent: Extent) {
     pool.write(extent, 0, &vec![0xee; extent.len as usize]).unwrap();
 }
 
+/// The pool that extents of blocks in pieces name; their offset is the block's number.
+pub(crate) const CACHE: PoolId = PoolId(9);
+
+/// The number of the only layout.
+pub(crate) const LAYOUT: u32 = 77;
+
+/// Blocks in pieces, in a part of the pool that is reserved for them.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    pub(crate) layout: Layout,
+    pub(crate) regions: Vec<RegionEntry>,
+    pub(crate) tensors: Vec<TensorEntry>,
+    _memory: Reservation,
+}
+
+/// Eight blocks of two layers with K and V of 128 bytes, from `offset` on.
+pub(crate) fn cache_tensor(offset: u64) -> Tensor {
+    Tensor {
+        allocation: AllocationId(0),
+        offset,
+        layers: 2,
+        layer_stride: 4096,
+        kv: KvSplit::Split { stride: 2048 },
+        block_stride: 144,
+        segment_bytes: 128,
+    }
+}
+
 /// A node's memory and residents.
 #[derive(Debug)]
 pub(crate) struct TestLanding {
+    pub(crate) cache: Option<Cache>,
     pub(crate) store: Arc<Store>,
     pub(crate) pool: Arc<HostPool>,
     region: Region,
@@ -81,6 +114,7 @@ impl TestLanding {
         ledger: Arc<Ledger>,
     ) -> Self {
         Self {
+            cache: None,
             store,
             pool,
             region,
@@ -138,6 +172,42 @@ impl TestLanding {
             Err(InsertError::Full) => return false,
         }
         true
+    }
+
+    /// Saves a block in pieces, as the block of this number of the cache.
+    #[allow(dead_code, reason = "simulations hold no blocks in pieces")]
+    pub(crate) fn save_in_pieces(&mut self, name: u16, block: u32) {
+        if self.cache.is_none() {
+            let memory = self.pool.reserve(&[8192]).unwrap().pop().unwrap();
+            let tensor = cache_tensor(memory.extent().offset);
+            let layout = Layout::new(vec![tensor], 8, |_| Some(self.region.len)).unwrap();
+            assert_eq!(layout.block_bytes() as usize, STRIDED_BYTES);
+            let regions = vec![RegionEntry::from(&self.region)];
+            let tensors = vec![TensorEntry::from(&tensor)];
+            self.cache = Some(Cache { layout, regions, tensors, _memory: memory });
+        }
+        let bytes = bytes_of(name);
+        let extent =
+            Extent { pool: CACHE, offset: block.into(), len: u32::try_from(bytes.len()).unwrap() };
+        let mut rest = bytes.as_slice();
+        for (offset, len) in self.pieces(extent) {
+            let (now, later) = rest.split_at(len as usize);
+            self.pool.mapping().write(offset, now).unwrap();
+            rest = later;
+        }
+        let payload = Payload { extent, checksum: checksum_bytes(&bytes) };
+        self.store.insert(key_of(name), payload, Origin::Saved { owners: None }, false).unwrap();
+    }
+
+    /// Where the bytes of a resident lie in the region, in order.
+    pub(super) fn pieces(&self, extent: Extent) -> Vec<(u64, u32)> {
+        match &self.cache {
+            Some(cache) if extent.pool == CACHE => {
+                let block = BlockId(u32::try_from(extent.offset).unwrap());
+                cache.layout.segments(block).map(|it| (it.offset, it.len)).collect()
+            }
+            _ => vec![(extent.offset, extent.len)],
+        }
     }
 
     /// Whether a region is the one that blocks are lent from.
@@ -215,8 +285,18 @@ impl Landing for TestLanding {
         }
     }
 
-    fn remote(&self, extent: &Extent) -> Option<RemoteSpan> {
-        self.region.remote(extent.offset, extent.len)
+    fn remote(&self, extent: &Extent) -> Option<Place> {
+        if extent.pool == CACHE {
+            let block = BlockId(u32::try_from(extent.offset).unwrap());
+            return Some(Place::Block { layout: LAYOUT, block, len: extent.len });
+        }
+        self.region.remote(extent.offset, extent.len).map(Place::Span)
+    }
+
+    fn layout(&self, number: u32) -> Option<LentLayout<'_>> {
+        let cache = self.cache.as_ref().filter(|_| number == LAYOUT)?;
+        let (regions, tensors) = (&cache.regions, &cache.tensors);
+        Some(LentLayout { blocks: cache.layout.blocks(), regions, tensors })
     }
 
     fn pause_ms(&self) -> u32 {

@@ -197,7 +197,7 @@ impl Member {
     /// Where pinned residents lie, by offset: the start and the length of each.
     pub(crate) fn pinned(&self) -> Vec<(u64, u32)> {
         let pinned = self.residents().into_iter().filter(|view| view.pins > 0);
-        let extents = pinned.map(|view| (view.payload.extent.offset, view.payload.extent.len));
+        let extents = pinned.flat_map(|view| self.landing.pieces(view.payload.extent));
         let mut extents: Vec<_> = extents.collect();
         extents.sort_unstable();
         extents
@@ -222,8 +222,12 @@ impl Member {
 
     /// Whether a resident's bytes are those of its key.
     pub(crate) fn holds_true_bytes(&self, view: &ResidentView) -> bool {
-        let mut bytes = vec![0; view.payload.extent.len as usize];
-        self.landing.pool.read(view.payload.extent, 0, &mut bytes).unwrap();
+        let mut bytes = Vec::new();
+        for (offset, len) in self.landing.pieces(view.payload.extent) {
+            let before = bytes.len();
+            bytes.resize(before + len as usize, 0);
+            self.landing.pool.mapping().read(offset, &mut bytes[before..]).unwrap();
+        }
         bytes == bytes_of(block_of(&view.key))
     }
 

@@ -9,6 +9,8 @@ use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 pub(crate) use landing::TestLanding;
+#[allow(unused_imports, reason = "simulations hold no blocks in pieces")]
+pub(crate) use landing::{LAYOUT, cache_tensor};
 pub(crate) use member::Member;
 
 use super::krate::event::{Event, EventSink};
@@ -25,8 +27,13 @@ pub(crate) fn bytes_of(block: u16) -> Vec<u8> {
     MADE.get(usize::from(block)).cloned().unwrap_or_else(|| make_bytes(block))
 }
 
+/// The first name of a block that may lie in pieces, and the length of such blocks.
+pub(crate) const STRIDED: u16 = 1000;
+pub(crate) const STRIDED_BYTES: usize = 512;
+
 fn make_bytes(block: u16) -> Vec<u8> {
-    let len = 200 + usize::from(block % 7) * 64 + usize::from(block % 3);
+    // Blocks that may lie in pieces have a length that layouts allow.
+    let len = if block >= STRIDED { STRIDED_BYTES } else { odd_len(block) };
     let mut state = u64::from(block) * 0x9e37_79b9 + 1;
     let mut next = || {
         state ^= state << 13;
@@ -35,6 +42,10 @@ fn make_bytes(block: u16) -> Vec<u8> {
         state.to_le_bytes()[3]
     };
     (0..len).map(|_| next()).collect()
+}
+
+fn odd_len(block: u16) -> usize {
+    200 + usize::from(block % 7) * 64 + usize::from(block % 3)
 }
 
 pub(crate) fn key_of(block: u16) -> BlockKey {

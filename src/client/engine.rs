@@ -1,0 +1,166 @@
+//! An engine's own memory: imported once, saved from and loaded into by block numbers.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::{Client, ClientError};
+use crate::layout::{AllocationId, Tensor};
+use crate::protocol::door::{
+    DeviceUuid, EngineEvent, EngineReply, EngineRequest, LayoutId, LoadOutcome, MemorySource,
+    MovedBlock, PublishOutcome, Reply, Request, Source,
+};
+use crate::types::Namespace;
+
+/// A KV cache that the node knows by its layout, as long as the connection lives.
+#[derive(Debug, Clone, Copy)]
+pub struct ImportedLayout<'c> {
+    client: &'c Client,
+    id: LayoutId,
+    block_bytes: u32,
+}
+
+impl Client {
+    /// Gives the node the first `bytes` bytes of a memory file, which must be sealed against shrinking
+    /// (`F_SEAL_SHRINK`). The node keeps it mapped until this connection ends and nothing is being
+    /// copied any more.
+    ///
+    /// # Errors
+    /// [`ClientError::ImportRefused`] where the node will not have it; else what broke the call.
+    pub fn import_memfd(&self, file: &File, bytes: u64) -> Result<AllocationId, ClientError> {
+        self.import(MemorySource::Memfd, bytes, Some(file.as_fd()))
+    }
+
+    /// Gives the node an allocation of a GPU by its IPC handle, which the driver gives for whole
+    /// allocations.
+    ///
+    /// # Errors
+    /// As [`Self::import_memfd`].
+    pub fn import_cuda_ipc(
+        &self,
+        device: DeviceUuid,
+        handle: [u8; 64],
+        bytes: u64,
+    ) -> Result<AllocationId, ClientError> {
+        self.import(MemorySource::CudaIpc { device, handle }, bytes, None)
+    }
+
+    /// Gives the node an allocation of a GPU by a shareable handle's descriptor.
+    ///
+    /// # Errors
+    /// As [`Self::import_memfd`].
+    pub fn import_cuda_shareable(
+        &self,
+        device: DeviceUuid,
+        file: BorrowedFd<'_>,
+        bytes: u64,
+    ) -> Result<AllocationId, ClientError> {
+        self.import(MemorySource::CudaShareable { device }, bytes, Some(file))
+    }
+
+    fn import(
+        &self,
+        source: MemorySource,
+        bytes: u64,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<AllocationId, ClientError> {
+        let request = Request::Engine(EngineRequest::ImportMemory { source, bytes });
+        match self.call_with(&request, file)? {
+            Reply::Engine(EngineReply::MemoryImported { allocation }) => Ok(allocation),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// Says how `blocks` blocks lie in imported allocations: tensors in the order of a block's logical
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`ClientError::ImportRefused`] with the numbers that do not fit; else what broke the call.
+    pub fn import_layout(
+        &self,
+        blocks: u32,
+        tensors: &[Tensor],
+    ) -> Result<ImportedLayout<'_>, ClientError> {
+        let tensors = tensors.to_vec();
+        let request = Request::Engine(EngineRequest::ImportLayout { blocks, tensors });
+        match self.call(&request)? {
+            Reply::Engine(EngineReply::LayoutImported { layout, block_bytes }) => {
+                Ok(ImportedLayout { client: self, id: layout, block_bytes })
+            }
+            other => Err(self.unexpected(other)),
+        }
+    }
+}
+
+impl ImportedLayout<'_> {
+    /// Logical bytes of one block.
+    #[must_use]
+    pub const fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// Copies blocks into the node's pools and makes them visible, root first; one outcome per block.
+    /// The blocks have been written, and are left alone until this returns. `pulled`: their bytes were
+    /// pulled from another engine rather than computed here.
+    ///
+    /// # Errors
+    /// [`ClientError::Busy`] where there is no memory now; [`ClientError::Refused`] for a block that is
+    /// not in the layout; else what broke the call.
+    pub fn save(
+        &self,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        pulled: bool,
+    ) -> Result<Vec<PublishOutcome>, ClientError> {
+        self.save_after(None, namespace, blocks, pulled)
+    }
+
+    /// As [`Self::save`], where the blocks are only written once the work before this event has run.
+    ///
+    /// # Errors
+    /// As [`Self::save`]; [`ClientError::Refused`] also where the memory's engine has no events.
+    pub fn save_after(
+        &self,
+        event: Option<EngineEvent>,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        pulled: bool,
+    ) -> Result<Vec<PublishOutcome>, ClientError> {
+        let request = Request::Engine(EngineRequest::Save {
+            namespace: *namespace,
+            pulled,
+            layout: self.id,
+            event,
+            blocks: blocks.to_vec(),
+        });
+        match self.client.call(&request)? {
+            Reply::Published { outcomes } if outcomes.len() == blocks.len() => Ok(outcomes),
+            other => Err(self.client.unexpected(other)),
+        }
+    }
+
+    /// Copies blocks into the layout, after fetching from peers those that are not on the node where
+    /// `source` allows it; one outcome per block. Nobody else uses these blocks until this returns. The
+    /// bytes of what is loaded were verified; what is not loaded may have been written to.
+    ///
+    /// # Errors
+    /// As [`Self::save`]; also where two blocks have one number.
+    pub fn load(
+        &self,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        source: Source,
+    ) -> Result<Vec<LoadOutcome>, ClientError> {
+        let request = Request::Engine(EngineRequest::Load {
+            namespace: *namespace,
+            source,
+            layout: self.id,
+            blocks: blocks.to_vec(),
+        });
+        match self.client.call(&request)? {
+            Reply::Engine(EngineReply::Loaded { outcomes }) if outcomes.len() == blocks.len() => {
+                Ok(outcomes)
+            }
+            other => Err(self.client.unexpected(other)),
+        }
+    }
+}

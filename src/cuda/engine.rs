@@ -1,0 +1,270 @@
+//! Device memory of local engines: imported by handle or descriptor, copied from and to by the GPU's
+//! copy engines.
+//!
+//! Each batch of strided copies runs on a stream of its own ([`CopyQueue`]), which is kept for the next
+//! one. A save waits, on that stream, for the event that the engine recorded behind the work
+//! that wrote the blocks; what it has copied is published only after the event behind the copies has
+//! completed, and so is the engine's. An allocation stays open here until the last copy has ended,
+//! whatever became of the engine: the queue holds it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::{
+    Bound, Context, CopyQueue, CudaError, Device, DeviceMemory, Driver, End, Event,
+    HostRegistration, IpcEventHandle, IpcMemoryHandle, Piece,
+};
+use crate::memory::{
+    Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, Mapping,
+    StridedCopy,
+};
+use crate::protocol::door::{DeviceUuid, EngineEvent, MemorySource};
+use crate::sync::{Mutex, lock};
+
+/// Batches of copies that one allocation may have in flight; one more waits for those before it. A
+/// batch is one save or load.
+const BATCHES: usize = 16;
+
+/// Longest distance of rows that a two-dimensional copy takes: `CU_DEVICE_ATTRIBUTE_MAX_PITCH` of every
+/// GPU. Rows that lie farther apart are copied one by one.
+const PITCH_MAX: u64 = (1 << 31) - 1;
+
+/// This host's GPUs, for memory of engines. The pools are registered with the driver once.
+#[derive(Debug)]
+pub struct EngineDevices {
+    driver: Arc<Driver>,
+    contexts: Mutex<Vec<(DeviceUuid, Arc<Context>)>>,
+    pools: Arc<[Arc<HostRegistration>]>,
+}
+
+impl EngineDevices {
+    /// Registers the pools with the driver, which pins them.
+    ///
+    /// # Errors
+    /// [`CudaError`] where there is no device, or it refuses the pools.
+    pub fn new(driver: Arc<Driver>, pools: &[Arc<Mapping>]) -> Result<Self, CudaError> {
+        let first = driver.device(0)?;
+        let context = Context::primary(&first)?;
+        let bound = context.bind()?;
+        let register = |pool| HostRegistration::new(&bound, pool);
+        let pools = pools.iter().map(register).collect::<Result<_, _>>()?;
+        drop(bound);
+        let contexts = Mutex::new(vec![(uuid(&first), context)]);
+        Ok(Self { driver, contexts, pools })
+    }
+
+    /// Opens an engine's allocation. `file` is the descriptor of a shareable one.
+    ///
+    /// # Errors
+    /// [`ImportError`].
+    pub fn import(
+        &self,
+        (source, bytes): (&MemorySource, u64),
+        file: Option<OwnedFd>,
+        claims: &Claims,
+    ) -> Result<Arc<dyn EngineMemory>, ImportError> {
+        let device = match source {
+            MemorySource::Memfd => return Err(ImportError::NotMemory),
+            MemorySource::CudaIpc { device, .. } | MemorySource::CudaShareable { device } => device,
+        };
+        let taken = || ImportError::AlreadyImported;
+        let mut held = Vec::new();
+        if let MemorySource::CudaIpc { handle, .. } = source {
+            held.push(claims.claim(Identity::Handle(*handle)).ok_or_else(taken)?);
+        }
+        let context = self.context(*device)?;
+        let refused = |error: CudaError| ImportError::System {
+            call: "opening the engine's memory",
+            error: error.to_string(),
+        };
+        let bound = context.bind().map_err(refused)?;
+        let memory = match source {
+            MemorySource::CudaIpc { handle, .. } => {
+                DeviceMemory::open(&bound, IpcMemoryHandle(*handle)).map_err(other_device)?
+            }
+            MemorySource::CudaShareable { .. } => {
+                let file = file.ok_or(ImportError::NotMemory)?;
+                DeviceMemory::import(&bound, &file, bytes).map_err(other_device)?
+            }
+            MemorySource::Memfd => return Err(ImportError::NotMemory),
+        };
+        if memory.len() < bytes {
+            return Err(ImportError::TooShort { got: memory.len(), said: bytes });
+        }
+        let identity = Identity::Cuda { device: device.0, address: memory.address() };
+        // Drivers give one handle one address, however often it is opened.
+        held.push(claims.claim(identity).ok_or_else(taken)?);
+        drop(bound);
+        let (memory, pools) = (End::Device(memory), Arc::clone(&self.pools));
+        let idle = Mutex::default();
+        Ok(Arc::new(ImportedMemory { idle, context, memory, bytes, pools, _claims: held }))
+    }
+
+    /// The context on a device.
+    fn context(&self, wanted: DeviceUuid) -> Result<Arc<Context>, ImportError> {
+        let mut contexts = lock(&self.contexts);
+        if let Some((_, context)) = contexts.iter().find(|(device, _)| *device == wanted) {
+            return Ok(Arc::clone(context));
+        }
+        let failed = |error: CudaError| ImportError::System {
+            call: "looking for the GPU",
+            error: error.to_string(),
+        };
+        let count = self.driver.device_count().map_err(failed)?;
+        let mut seen = Vec::new();
+        for ordinal in 0..count {
+            let device = self.driver.device(ordinal).map_err(failed)?;
+            if uuid(&device) == wanted {
+                let context = Context::primary(&device).map_err(failed)?;
+                contexts.push((wanted, Arc::clone(&context)));
+                return Ok(context);
+            }
+            seen.push(hex(uuid(&device)));
+        }
+        Err(ImportError::OtherDevice(format!(
+            "the memory lies on GPU {}, and this node sees {}: start the node with the engine's \
+             CUDA_VISIBLE_DEVICES, or without",
+            hex(wanted),
+            seen.join(", ")
+        )))
+    }
+}
+
+fn uuid(device: &Device) -> DeviceUuid {
+    DeviceUuid(device.attributes().uuid)
+}
+
+fn hex(DeviceUuid(bytes): DeviceUuid) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Why memory could not be opened.
+fn other_device(error: CudaError) -> ImportError {
+    match error {
+        CudaError::WrongDevice { .. } => ImportError::OtherDevice(error.to_string()),
+        error => {
+            ImportError::System { call: "opening the engine's memory", error: error.to_string() }
+        }
+    }
+}
+
+/// An engine's allocation, open here.
+#[derive(Debug)]
+struct ImportedMemory {
+    /// Queues that nobody uses now: as many as batches have run at once.
+    idle: Mutex<Vec<CopyQueue>>,
+    memory: End,
+    bytes: u64,
+    pools: Arc<[Arc<HostRegistration>]>,
+    context: Arc<Context>,
+    _claims: Vec<Claim>,
+}
+
+impl EngineMemory for ImportedMemory {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
+        let idle = lock(&self.idle).pop();
+        let queue = match idle {
+            Some(queue) => queue,
+            None => {
+                CopyQueue::new(&self.context.bind().map_err(failed)?, BATCHES).map_err(failed)?
+            }
+        };
+        Ok(Box::new(DeviceCopier { memory: self, queue: Some(queue) }))
+    }
+}
+
+/// Copies by the GPU. A queue whose copies have all ended well is kept; any other one is dropped, which
+/// waits for what is in flight.
+#[derive(Debug)]
+struct DeviceCopier<'a> {
+    memory: &'a ImportedMemory,
+    /// Until the end.
+    queue: Option<CopyQueue>,
+}
+
+impl Drop for DeviceCopier<'_> {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.take_if(|queue| queue.in_flight() == 0) {
+            lock(&self.memory.idle).push(queue);
+        }
+    }
+}
+
+impl DeviceCopier<'_> {
+    fn with<R>(
+        &mut self,
+        work: impl FnOnce(&mut CopyQueue, &Bound<'_>) -> Result<R, CudaError>,
+    ) -> Result<R, CopyError> {
+        let bound = self.memory.context.bind().map_err(failed)?;
+        match &mut self.queue {
+            Some(queue) => work(queue, &bound).map_err(failed),
+            None => Err(CopyError::NoEvents),
+        }
+    }
+}
+
+impl Copier for DeviceCopier<'_> {
+    fn wait_for(&mut self, event: &EngineEvent) -> Result<(), CopyError> {
+        self.with(|queue, bound| {
+            let event = Event::open(bound, IpcEventHandle(event.0))?;
+            queue.wait_for(bound, &event)
+        })
+    }
+
+    fn start(
+        &mut self,
+        direction: Direction,
+        copies: &[StridedCopy],
+        pool: &Arc<Mapping>,
+    ) -> Result<(), CopyError> {
+        let mut pools = self.memory.pools.iter();
+        let pool = pools.find(|registered| Arc::ptr_eq(registered.mapping(), pool));
+        let pool = pool.cloned().ok_or_else(|| CopyError::Device {
+            call: "copying",
+            error: "the pool is not registered with the driver".to_owned(),
+        })?;
+        let host = End::Host(pool);
+        let pieces: Vec<Piece> = copies.iter().flat_map(|copy| pieces(direction, copy)).collect();
+        let ends = match direction {
+            Direction::Save => (&self.memory.memory, &host),
+            Direction::Load => (&host, &self.memory.memory),
+        };
+        self.with(|queue, bound| {
+            if queue.room() == 0 {
+                queue.drain(bound, &mut Vec::new())?;
+            }
+            queue.submit(bound, ends, &pieces, 0)
+        })
+    }
+
+    fn finish(&mut self) -> Result<(), CopyError> {
+        self.with(|queue, bound| queue.drain(bound, &mut Vec::new()))
+    }
+}
+
+fn failed(error: CudaError) -> CopyError {
+    CopyError::Device { call: "copying between the GPU and a pool", error: error.to_string() }
+}
+
+/// One copy, or one for each row where rows lie too far apart.
+fn pieces(direction: Direction, copy: &StridedCopy) -> impl Iterator<Item = Piece> + use<> {
+    let copy = *copy;
+    let far = copy.memory_pitch.max(copy.pool_pitch) > PITCH_MAX && copy.rows > 1;
+    let (count, rows) = if far { (copy.rows, 1) } else { (1, copy.rows) };
+    (0..u64::from(count)).map(move |row| {
+        // Bounds are checked by the queue, for which a place beyond 64 bits is as wrong as any.
+        let memory = copy.memory_offset.saturating_add(row.saturating_mul(copy.memory_pitch));
+        let pool = copy.pool_offset.saturating_add(row.saturating_mul(copy.pool_pitch));
+        let (memory, pool) = ((memory, copy.memory_pitch), (pool, copy.pool_pitch));
+        let ((from, from_pitch), (to, to_pitch)) = match direction {
+            Direction::Save => (memory, pool),
+            Direction::Load => (pool, memory),
+        };
+        let (width, rows) = (copy.width.into(), rows.into());
+        Piece { from, from_pitch, to, to_pitch, width, rows }
+    })
+}

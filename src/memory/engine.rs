@@ -1,0 +1,401 @@
+//! Memory of a local engine that the node copies blocks from and to: its KV cache.
+//!
+//! An engine describes its tensors once and then names blocks by their numbers ([`crate::layout`]); the
+//! node moves a batch of them by strided copies between that memory and a pool. What the memory is
+//! hides behind [`EngineMemory`]. [`SharedMemory`] is host memory that the engine passed as a memory
+//! file.
+//!
+//! Memory is imported by one connection and is kept, by counted references, until that connection and
+//! every copy that it began have ended. An engine that dies takes nothing away from under a copy: the
+//! node's own mapping keeps the pages. A [`Claim`] keeps the same memory from being imported twice,
+//! by whomever, as long as the first import lives.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use super::{Mapping, OutOfBounds};
+use crate::protocol::door::{EngineEvent, ImportRefusal};
+use crate::sync::{Mutex, lock};
+use crate::sys::memfd;
+use crate::types::Scope;
+
+/// Which way a copy goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the engine's memory into a pool.
+    Save,
+    /// From a pool into the engine's memory.
+    Load,
+}
+
+/// Rows of equal length at equal distances: what one two-dimensional copy moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StridedCopy {
+    /// First byte in the engine's memory.
+    pub memory_offset: u64,
+    /// Bytes from one row to the next there.
+    pub memory_pitch: u64,
+    /// First byte in the pool.
+    pub pool_offset: u64,
+    /// Bytes from one row to the next there.
+    pub pool_pitch: u64,
+    /// Bytes of one row.
+    pub width: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Why a copy did not happen, or not to its end. What it wrote to is of no use.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// A row leaves the memory or the pool.
+    #[error("{0}")]
+    OutOfBounds(#[from] OutOfBounds),
+    /// An event was named for memory whose engine has none.
+    #[error("host memory has no events: write the blocks before they are saved")]
+    NoEvents,
+    /// The driver refused, or the device is lost.
+    #[error("{call}: {error}")]
+    Device {
+        /// The call that failed.
+        call: &'static str,
+        /// What the driver says.
+        error: String,
+    },
+}
+
+impl CopyError {
+    /// Whose fault it is.
+    #[must_use]
+    pub const fn scope(&self) -> Scope {
+        match self {
+            Self::OutOfBounds(_) | Self::Device { .. } => Scope::Local,
+            Self::NoEvents => Scope::Request,
+        }
+    }
+}
+
+/// Memory of an engine. It stays reachable until the last reference is dropped, whatever became of the
+/// engine.
+pub trait EngineMemory: Debug + Send + Sync {
+    /// Length in bytes.
+    fn bytes(&self) -> u64;
+
+    /// What copies blocks from and to it, apart from all other copies: on a GPU a stream of its own.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError>;
+}
+
+/// Copies of one batch, in the order asked. Calls come from a thread that may wait, never from the data
+/// thread. Dropping it waits for what it has begun.
+pub trait Copier: Debug {
+    /// Copies that begin after this call begin when the work before the engine's event has run. The
+    /// caller does not wait.
+    ///
+    /// # Errors
+    /// [`CopyError`], also for memory whose engine has no events.
+    fn wait_for(&mut self, event: &EngineEvent) -> Result<(), CopyError>;
+
+    /// Begins these copies; they may go on when this returns. The caller keeps the pool's ranges until
+    /// [`Self::finish`] has returned.
+    ///
+    /// # Errors
+    /// [`CopyError`]; some of the copies may have been begun.
+    fn start(
+        &mut self,
+        direction: Direction,
+        copies: &[StridedCopy],
+        pool: &Arc<Mapping>,
+    ) -> Result<(), CopyError>;
+
+    /// Waits until all copies that were begun before have ended.
+    ///
+    /// # Errors
+    /// [`CopyError`] where one of them failed. None is running any more.
+    fn finish(&mut self) -> Result<(), CopyError>;
+}
+
+/// What makes two imports the same memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Identity {
+    /// A file.
+    File {
+        /// Its file system.
+        device: u64,
+        /// Its number there.
+        inode: u64,
+    },
+    /// What an engine's handle names.
+    Handle([u8; 64]),
+    /// A device allocation.
+    Cuda {
+        /// The GPU.
+        device: [u8; 16],
+        /// Its first address, as this process has it mapped.
+        address: u64,
+    },
+}
+
+impl Identity {
+    /// The identity of an open file.
+    ///
+    /// # Errors
+    /// What `fstat` answers.
+    pub fn of_file(file: impl AsFd) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Self::File { device: stat.st_dev, inode: stat.st_ino })
+    }
+}
+
+/// All memory that is imported now, on one node.
+#[derive(Debug, Clone, Default)]
+pub struct Claims(Arc<Mutex<BTreeSet<Identity>>>);
+
+impl Claims {
+    /// Claims memory; `None` where it is claimed already.
+    #[must_use]
+    pub fn claim(&self, identity: Identity) -> Option<Claim> {
+        let new = lock(&self.0).insert(identity);
+        new.then(|| Claim { identity, claims: self.clone() })
+    }
+
+    /// How much is claimed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    /// Whether nothing is claimed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// As long as it lives, nobody else imports this memory.
+#[derive(Debug)]
+pub struct Claim {
+    identity: Identity,
+    claims: Claims,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        lock(&self.claims.0).remove(&self.identity);
+    }
+}
+
+/// Why memory was not imported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// The descriptor is missing, or is no memory file that can never shrink.
+    #[error(
+        "the memory must be a memory file sealed against shrinking, its descriptor passed with the request: memfd_create(MFD_ALLOW_SEALING), then F_SEAL_SHRINK"
+    )]
+    NotMemory,
+    /// The file is shorter than was said.
+    #[error("the memory has {got} bytes and the engine says {said}")]
+    TooShort {
+        /// Its length.
+        got: u64,
+        /// What was said.
+        said: u64,
+    },
+    /// It is imported already, or is a pool of this node.
+    #[error("this memory is imported already, or is the node's own: import each allocation once")]
+    AlreadyImported,
+    /// This node has no GPU that it could use.
+    #[error("{0}")]
+    NoGpu(String),
+    /// The memory lies on a GPU that is not this node's.
+    #[error("{0}")]
+    OtherDevice(String),
+    /// The system or the driver refused.
+    #[error("{call}: {error}")]
+    System {
+        /// The call that failed.
+        call: &'static str,
+        /// What it answered.
+        error: String,
+    },
+}
+
+impl ImportError {
+    /// What the engine is told.
+    #[must_use]
+    pub const fn reason(&self) -> ImportRefusal {
+        match self {
+            Self::NotMemory => ImportRefusal::NotMemory,
+            Self::TooShort { .. } => ImportRefusal::TooShort,
+            Self::AlreadyImported => ImportRefusal::AlreadyImported,
+            Self::NoGpu(_) => ImportRefusal::NoGpu,
+            Self::OtherDevice(_) => ImportRefusal::OtherDevice,
+            Self::System { .. } => ImportRefusal::System,
+        }
+    }
+
+    fn system(call: &'static str, error: &io::Error) -> Self {
+        Self::System { call, error: error.to_string() }
+    }
+}
+
+/// Host memory of an engine, mapped here. Copies are done when they are begun.
+#[derive(Debug)]
+pub struct SharedMemory {
+    mapping: Mapping,
+    _claim: Claim,
+}
+
+impl SharedMemory {
+    /// Maps the first `bytes` bytes of a memory file that an engine passed.
+    ///
+    /// # Errors
+    /// [`ImportError`].
+    pub fn import(file: OwnedFd, bytes: u64, claims: &Claims) -> Result<Self, ImportError> {
+        let examined = memfd::examine(&file).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => ImportError::NotMemory,
+            _ => ImportError::system("examining the memory file", &error),
+        })?;
+        if examined.len < bytes {
+            return Err(ImportError::TooShort { got: examined.len, said: bytes });
+        }
+        let identity =
+            Identity::of_file(&file).map_err(|error| ImportError::system("fstat", &error))?;
+        let claim = claims.claim(identity).ok_or(ImportError::AlreadyImported)?;
+        let mapping = Mapping::new(&File::from(file), bytes)
+            .map_err(|error| ImportError::system("mmap of the engine's memory", &error))?;
+        Ok(Self { mapping, _claim: claim })
+    }
+}
+
+impl EngineMemory for SharedMemory {
+    fn bytes(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
+        Ok(Box::new(SharedCopier(&self.mapping)))
+    }
+}
+
+/// Copies by the CPU.
+#[derive(Debug)]
+struct SharedCopier<'a>(&'a Mapping);
+
+impl Copier for SharedCopier<'_> {
+    fn wait_for(&mut self, _event: &EngineEvent) -> Result<(), CopyError> {
+        Err(CopyError::NoEvents)
+    }
+
+    fn start(
+        &mut self,
+        direction: Direction,
+        copies: &[StridedCopy],
+        pool: &Arc<Mapping>,
+    ) -> Result<(), CopyError> {
+        for copy in copies {
+            for row in 0..u64::from(copy.rows) {
+                // Offsets come from a checked layout and a reserved extent; whatever else they may be
+                // is refused by the bounds of the two mappings.
+                let here = copy.memory_offset.saturating_add(row.saturating_mul(copy.memory_pitch));
+                let there = copy.pool_offset.saturating_add(row.saturating_mul(copy.pool_pitch));
+                match direction {
+                    Direction::Save => pool.copy_from(there, (self.0, here), copy.width)?,
+                    Direction::Load => self.0.copy_from(here, (pool, there), copy.width)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), CopyError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, SealFlags};
+
+    fn sealed(bytes: u64) -> OwnedFd {
+        let file = memfd::create("kvrail-test", MemfdFlags::empty()).unwrap();
+        file.set_len(bytes).unwrap();
+        memfd::seal_length(&file).unwrap();
+        file.into()
+    }
+
+    #[test]
+    fn rows_are_copied_both_ways_and_nothing_between_them() {
+        let claims = Claims::default();
+        let file = sealed(4096);
+        let engine = Mapping::new(&file.try_clone().unwrap().into(), 4096).unwrap();
+        let memory = SharedMemory::import(file, 4096, &claims).unwrap();
+        let pool = Arc::new(Mapping::anonymous("kvrail-test", 4096).unwrap());
+        engine.write(100, b"abcd-efgh-ijkl-").unwrap();
+        let copy = StridedCopy {
+            memory_offset: 100,
+            memory_pitch: 5,
+            pool_offset: 200,
+            pool_pitch: 4,
+            width: 4,
+            rows: 3,
+        };
+        let mut copier = memory.copier().unwrap();
+        copier.start(Direction::Save, &[copy], &pool).unwrap();
+        copier.finish().unwrap();
+        let mut bytes = [0; 14];
+        pool.read(199, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"\0abcdefghijkl\0");
+        pool.write(200, b"ABCDEFGHIJKL").unwrap();
+        copier.start(Direction::Load, &[copy], &pool).unwrap();
+        let mut bytes = [0; 15];
+        engine.read(100, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"ABCD-EFGH-IJKL-");
+        for wrong in [
+            StridedCopy { memory_offset: 4083, ..copy },
+            StridedCopy { pool_offset: 4085, ..copy },
+            StridedCopy { memory_pitch: u64::MAX, ..copy },
+        ] {
+            let refused = copier.start(Direction::Load, &[wrong], &pool);
+            assert!(matches!(refused, Err(CopyError::OutOfBounds(_))), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn memory_is_imported_once_as_long_as_it_is_imported() {
+        let claims = Claims::default();
+        let file = sealed(8192);
+        let again = || SharedMemory::import(file.try_clone().unwrap(), 4096, &claims);
+        let first = again().unwrap();
+        assert!(matches!(again(), Err(ImportError::AlreadyImported)));
+        assert_eq!((first.bytes(), claims.len()), (4096, 1));
+        drop(first);
+        assert!(claims.is_empty());
+        again().unwrap();
+    }
+
+    #[test]
+    fn what_may_shrink_or_is_no_memory_is_refused() {
+        let claims = Claims::default();
+        let refused = |file, bytes| SharedMemory::import(file, bytes, &claims).unwrap_err();
+        let open = memfd::create("kvrail-test", MemfdFlags::empty()).unwrap();
+        open.set_len(4096).unwrap();
+        rustix::fs::fcntl_add_seals(&open, SealFlags::GROW).unwrap();
+        assert!(matches!(refused(open.into(), 4096), ImportError::NotMemory));
+        let plain = tempfile::tempfile().unwrap();
+        assert!(matches!(refused(plain.into(), 1), ImportError::NotMemory));
+        let short = refused(sealed(4096), 4097);
+        assert!(matches!(short, ImportError::TooShort { got: 4096, said: 4097 }));
+        assert_eq!(short.reason(), ImportRefusal::TooShort);
+        assert!(claims.is_empty(), "what was refused is not claimed");
+    }
+}

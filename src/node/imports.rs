@@ -1,0 +1,81 @@
+//! Memory of local engines: host memory always, GPU memory where this host has a driver for it.
+//!
+//! The driver is opened when the first engine asks for it, and the pools are registered with it then,
+//! once. A host without a GPU never pays for either.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::memory::{
+    Claim, Claims, EngineMemory, HostPool, Identity, ImportError, Mapping, SharedMemory,
+};
+use crate::protocol::door::MemorySource;
+
+/// What engines have imported, and what they import GPU memory with.
+#[derive(Debug)]
+pub(super) struct Imports {
+    claims: Claims,
+    /// The pools are nobody's to import.
+    _pools: Vec<Claim>,
+    mappings: Vec<Arc<Mapping>>,
+    #[cfg(feature = "gpu")]
+    devices: std::sync::OnceLock<Result<crate::cuda::EngineDevices, String>>,
+}
+
+impl Imports {
+    pub(super) fn new(pools: &[Arc<HostPool>]) -> Self {
+        let claims = Claims::default();
+        let identities = pools.iter().filter_map(|pool| Identity::of_file(pool.memfd()).ok());
+        let claimed = identities.filter_map(|identity| claims.claim(identity)).collect();
+        Self {
+            claims,
+            _pools: claimed,
+            mappings: pools.iter().map(|pool| Arc::clone(pool.mapping())).collect(),
+            #[cfg(feature = "gpu")]
+            devices: std::sync::OnceLock::new(),
+        }
+    }
+
+    pub(super) fn import(
+        &self,
+        source: &MemorySource,
+        bytes: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<Arc<dyn EngineMemory>, ImportError> {
+        match (source, file) {
+            (MemorySource::Memfd, Some(file)) => {
+                Ok(Arc::new(SharedMemory::import(file, bytes, &self.claims)?))
+            }
+            (MemorySource::Memfd, None) => Err(ImportError::NotMemory),
+            (source, file) => self.import_from_gpu(source, bytes, file),
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    fn import_from_gpu(
+        &self,
+        source: &MemorySource,
+        bytes: u64,
+        file: Option<OwnedFd>,
+    ) -> Result<Arc<dyn EngineMemory>, ImportError> {
+        use crate::cuda::{Driver, EngineDevices, LIBRARY_NAME};
+
+        let devices = self.devices.get_or_init(|| {
+            let driver = Driver::open(LIBRARY_NAME).map_err(|error| error.to_string())?;
+            EngineDevices::new(driver, &self.mappings).map_err(|error| error.to_string())
+        });
+        let devices = devices.as_ref().map_err(|why| ImportError::NoGpu(why.clone()))?;
+        devices.import((source, bytes), file, &self.claims)
+    }
+
+    #[cfg(not(feature = "gpu"))]
+    fn import_from_gpu(
+        &self,
+        _source: &MemorySource,
+        _bytes: u64,
+        _file: Option<OwnedFd>,
+    ) -> Result<Arc<dyn EngineMemory>, ImportError> {
+        let _pools = &self.mappings;
+        Err(ImportError::NoGpu("this binary was built without the feature gpu".to_owned()))
+    }
+}

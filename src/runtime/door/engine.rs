@@ -1,0 +1,258 @@
+//! A client's own memory: imported by it, saved from, loaded into.
+//!
+//! A save reserves memory, copies, and only then publishes; a load acquires, verifies, copies, and only
+//! then answers. A client that is gone by the end of a save publishes nothing: nobody vouches for the
+//! bytes any more. The copies themselves are in [`super::moving`].
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::moving::Batch;
+use super::owned::Acquired;
+use super::service::{DoorService, Publish, ReserveError, Reserved};
+use super::session::refused;
+use crate::layout::{AllocationId, BlockId, Layout, Tensor};
+use crate::limits;
+use crate::memory::{Direction, EngineMemory, Mapping};
+use crate::protocol::door::{
+    AcquireOutcome, EngineEvent, EngineReply, HeldBlock, ImportRefusal, LayoutId, LoadOutcome,
+    MemorySource, MovedBlock, Reply, SENTENCE_BYTES_MAX, Source,
+};
+use crate::types::{BlockHash, Namespace, PoolId};
+
+/// A layout and all memory that it may lie in.
+#[derive(Debug)]
+pub(super) struct Imported {
+    pub(super) layout: Layout,
+    pub(super) memory: Vec<Arc<dyn EngineMemory>>,
+}
+
+/// What a client imported. Dropping it tells what still runs that the client is gone.
+#[derive(Debug)]
+pub(super) struct Imports {
+    memory: Vec<Arc<dyn EngineMemory>>,
+    layouts: Vec<Arc<Imported>>,
+    alive: Arc<AtomicBool>,
+}
+
+impl Drop for Imports {
+    fn drop(&mut self) {
+        // Relaxed: advice, which a copy that is almost over may miss.
+        self.alive.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Blocks of one layout to move, checked.
+#[derive(Debug)]
+pub(super) struct Move {
+    imported: Arc<Imported>,
+    blocks: Vec<MovedBlock>,
+    event: Option<EngineEvent>,
+    alive: Arc<AtomicBool>,
+}
+
+impl Imports {
+    pub(super) fn new() -> Self {
+        Self { memory: Vec::new(), layouts: Vec::new(), alive: Arc::new(AtomicBool::new(true)) }
+    }
+
+    /// Takes an allocation.
+    pub(super) fn add_memory<S: DoorService>(
+        &mut self,
+        service: &S,
+        (source, bytes): (&MemorySource, u64),
+        file: Option<OwnedFd>,
+    ) -> Reply {
+        let limit = limits::ENGINE_ALLOCATIONS_MAX;
+        if self.memory.len() >= limit {
+            let why = format!("a connection may import {limit} allocations");
+            return import_refused(ImportRefusal::TooMany, &why);
+        }
+        match service.import(source, bytes, file) {
+            Ok(memory) => {
+                let allocation = AllocationId(u16::try_from(self.memory.len()).unwrap_or(u16::MAX));
+                self.memory.push(memory);
+                Reply::Engine(EngineReply::MemoryImported { allocation })
+            }
+            Err(error) => import_refused(error.reason(), &error.to_string()),
+        }
+    }
+
+    /// Takes a layout of the allocations.
+    pub(super) fn add_layout(&mut self, blocks: u32, tensors: Vec<Tensor>) -> Reply {
+        let limit = limits::ENGINE_LAYOUTS_MAX;
+        if self.layouts.len() >= limit {
+            let why = format!("a connection may import {limit} layouts");
+            return import_refused(ImportRefusal::TooMany, &why);
+        }
+        let bytes_of = |id: AllocationId| self.memory.get(usize::from(id.0)).map(|it| it.bytes());
+        let layout = match Layout::new(tensors, blocks, bytes_of) {
+            Ok(layout) => layout,
+            Err(error) => return import_refused(ImportRefusal::Layout, &error.to_string()),
+        };
+        if let Some(why) = self.layouts.iter().find_map(|other| collision(&layout, &other.layout)) {
+            return import_refused(ImportRefusal::AlreadyImported, &why);
+        }
+        let id = LayoutId(u16::try_from(self.layouts.len()).unwrap_or(u16::MAX));
+        let block_bytes = layout.block_bytes();
+        self.layouts.push(Arc::new(Imported { layout, memory: self.memory.clone() }));
+        Reply::Engine(EngineReply::LayoutImported { layout: id, block_bytes })
+    }
+
+    /// Checks what is to be moved.
+    pub(super) fn moving(
+        &self,
+        id: LayoutId,
+        blocks: Vec<MovedBlock>,
+        direction: Direction,
+    ) -> Result<Move, Reply> {
+        let Some(imported) = self.layouts.get(usize::from(id.0)) else {
+            return Err(refused(&format!("layout {} was not imported by this connection", id.0)));
+        };
+        let count = imported.layout.blocks();
+        if let Some(BlockId(beyond)) =
+            blocks.iter().map(|it| it.block).find(|block| block.0 >= count)
+        {
+            let why = format!("block {beyond} is not in layout {}, which has {count}", id.0);
+            return Err(refused(&why));
+        }
+        let mut seen = BTreeSet::new();
+        if let (Direction::Load, Some(BlockId(twice))) =
+            (direction, blocks.iter().map(|it| it.block).find(|block| !seen.insert(*block)))
+        {
+            return Err(refused(&format!("block {twice} is named twice in one load")));
+        }
+        let (imported, alive) = (Arc::clone(imported), Arc::clone(&self.alive));
+        Ok(Move { imported, blocks, event: None, alive })
+    }
+}
+
+/// How two layouts of one client share bytes, by the ranges of their tensors.
+fn collision(one: &Layout, other: &Layout) -> Option<String> {
+    one.ranges().find_map(|(allocation, range)| {
+        let (_, hit) = other.ranges().find(|(id, hit)| {
+            *id == allocation && hit.start < range.end && range.start < hit.end
+        })?;
+        Some(format!(
+            "bytes {range:?} of allocation {} meet bytes {hit:?}, which belong to a layout already",
+            allocation.0
+        ))
+    })
+}
+
+fn import_refused(reason: ImportRefusal, sentence: &str) -> Reply {
+    let end = sentence.floor_char_boundary(SENTENCE_BYTES_MAX);
+    let sentence = sentence.get(..end).unwrap_or_default().to_owned();
+    Reply::Engine(EngineReply::ImportRefused { reason, sentence })
+}
+
+impl Move {
+    /// As it is, but no copy begins before this event.
+    pub(super) fn after(self, event: Option<EngineEvent>) -> Self {
+        Self { event, ..self }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.alive.load(Ordering::Relaxed)
+    }
+
+    /// Saves the blocks: reserve, copy, sum up, publish.
+    pub(super) async fn save<S: DoorService>(
+        self,
+        service: Arc<S>,
+        namespace: Namespace,
+        pulled: bool,
+    ) -> Reply {
+        let sizes = vec![self.imported.layout.block_bytes(); self.blocks.len()];
+        let reserved = match service.reserve(&sizes) {
+            Ok(reserved) => reserved,
+            Err(ReserveError::Busy { pause_ms }) => return Reply::Busy { pause_ms },
+            Err(ReserveError::Refused(sentence)) => return refused(&sentence),
+        };
+        let pairs = self.blocks.iter().zip(&reserved);
+        let pairs = pairs.map(|(moved, memory)| (moved.block, memory.extent())).collect();
+        let batch = Batch {
+            pools: pools(&*service),
+            imported: Arc::clone(&self.imported),
+            direction: Direction::Save,
+            event: self.event,
+            pairs,
+            expected: Vec::new(),
+        };
+        let (reserved, sums) = match batch.run(reserved).await {
+            Ok(done) => done,
+            Err(error) => return not_copied(&error),
+        };
+        if !self.is_wanted() {
+            return refused("the client is gone");
+        }
+        let own = self.blocks.iter().zip(reserved).zip(sums);
+        let own =
+            own.map(|((moved, memory), checksum)| Publish { hash: moved.hash, checksum, memory });
+        Reply::Published { outcomes: service.publish(&namespace, own.collect(), pulled) }
+    }
+
+    /// Loads the blocks: acquire, verify, copy, let go.
+    pub(super) async fn load<S: DoorService>(
+        self,
+        service: Arc<S>,
+        namespace: Namespace,
+        source: Source,
+    ) -> Reply {
+        let hashes: Vec<BlockHash> = self.blocks.iter().map(|moved| moved.hash).collect();
+        let found = Arc::clone(&service).acquire(namespace, hashes, source).await;
+        let acquired = Acquired::new(Arc::clone(&service), found);
+        if !self.is_wanted() {
+            return refused("the client is gone");
+        }
+        let block_bytes = self.imported.layout.block_bytes();
+        let fits = |held: &&HeldBlock| held.extent.len == block_bytes;
+        let held = |outcome: &'_ AcquireOutcome| match outcome {
+            AcquireOutcome::Ready(held) => Some(*held),
+            _ => None,
+        };
+        let whole = self.blocks.iter().zip(acquired.outcomes());
+        let whole = whole.filter_map(|(moved, outcome)| Some((moved, held(outcome)?)));
+        let whole: Vec<_> = whole.filter(|(_, held)| fits(&held)).collect();
+        let batch = Batch {
+            pools: pools(&*service),
+            imported: Arc::clone(&self.imported),
+            direction: Direction::Load,
+            event: None,
+            pairs: whole.iter().map(|(moved, held)| (moved.block, held.extent)).collect(),
+            expected: whole.iter().map(|(_, held)| held.checksum).collect(),
+        };
+        let (acquired, sums) = match batch.run(acquired).await {
+            Ok(done) => done,
+            Err(error) => return not_copied(&error),
+        };
+        let mut sums = sums.into_iter();
+        let outcome = |outcome: &AcquireOutcome| match outcome {
+            AcquireOutcome::Ready(held) => {
+                if fits(&held) && sums.next() == Some(held.checksum) {
+                    LoadOutcome::Loaded { origin: held.origin, rank: held.rank }
+                } else {
+                    LoadOutcome::Failed
+                }
+            }
+            AcquireOutcome::NotFound => LoadOutcome::NotFound,
+            AcquireOutcome::Busy => LoadOutcome::Busy,
+            AcquireOutcome::Failed => LoadOutcome::Failed,
+        };
+        let outcomes = acquired.outcomes().iter().map(outcome).collect();
+        Reply::Engine(EngineReply::Loaded { outcomes })
+    }
+}
+
+/// The pools' memory, by their numbers.
+fn pools<S: DoorService>(service: &S) -> Vec<(PoolId, Arc<Mapping>)> {
+    let ids = service.pools().into_iter().map(|pool| pool.id);
+    ids.filter_map(|id| Some((id, service.pool(id)?))).collect()
+}
+
+fn not_copied(error: &dyn std::fmt::Display) -> Reply {
+    tracing::warn!(%error, "an engine's blocks were not copied");
+    refused(&format!("the blocks could not be copied: {error}"))
+}

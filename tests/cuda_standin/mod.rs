@@ -1,0 +1,88 @@
+//! The stand-in CUDA driver, compiled from `ffi/`: one copy for each test, with a control file of its
+//! own beside it.
+#![expect(unsafe_code, reason = "asks the stand-in how often it was called")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+const SOURCES: [&str; 3] =
+    ["ffi/cuda_standin.c", "ffi/cuda_standin_memory.c", "ffi/cuda_standin_streams.c"];
+
+/// The name that the loader looks for.
+const NAME: &str = "libcuda.so.1";
+
+/// A copy of the driver that nobody else has loaded.
+#[derive(Debug)]
+pub(crate) struct StandIn {
+    directory: TempDir,
+}
+
+impl StandIn {
+    /// A driver as it is without a control file; `None` where nothing can be compiled, which is said
+    /// once, and fails where the variable `CI` is set.
+    pub(crate) fn new() -> Option<Self> {
+        static COMPILED: OnceLock<Option<TempDir>> = OnceLock::new();
+        let compiled = COMPILED.get_or_init(|| compile(&[])).as_ref()?;
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::copy(compiled.path().join(NAME), directory.path().join(NAME)).unwrap();
+        Some(Self { directory })
+    }
+
+    /// A driver that lacks these functions.
+    pub(crate) fn without(symbols: &[&str]) -> Option<Self> {
+        Some(Self { directory: compile(symbols)? })
+    }
+
+    /// The library.
+    pub(crate) fn library(&self) -> PathBuf {
+        self.directory.path().join(NAME)
+    }
+
+    /// What holds from the next call on; the head of `ffi/cuda_standin.c` has the lines.
+    pub(crate) fn control(&self, lines: &str) {
+        // Renamed into place, so that no call sees a half.
+        let next = self.directory.path().join("control.next");
+        std::fs::write(&next, format!("{lines}\n")).unwrap();
+        std::fs::rename(&next, self.directory.path().join("control")).unwrap();
+    }
+
+    /// How often this process has called a function.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        let name = std::ffi::CString::new(name).unwrap();
+        // SAFETY: the library is loaded already; its initialisers have nothing to do.
+        let library = unsafe { libloading::Library::new(self.library()) }.unwrap();
+        // SAFETY: `ffi/cuda_standin.c` defines the function with this type.
+        let calls: libloading::Symbol<'_, unsafe extern "C" fn(*const i8) -> u64> =
+            unsafe { library.get(b"standin_calls\0") }.unwrap();
+        // SAFETY: the name is a string that ends with a zero.
+        unsafe { calls(name.as_ptr().cast()) }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "CI sets a variable; there nothing may be skipped")]
+fn compile(without: &[&str]) -> Option<TempDir> {
+    if let Err(error) = Command::new("cc").arg("--version").output() {
+        let reason = format!("there is no C compiler, cc: {error}");
+        assert!(std::env::var_os("CI").is_none(), "{reason}");
+        writeln!(std::io::stderr(), "SKIPPED the tests with a stand-in GPU driver: {reason}")
+            .unwrap();
+        return None;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let compiled = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .args(["-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,-soname,libcuda.so.1"])
+        .args(without.iter().map(|symbol| format!("-D{symbol}=absent_{symbol}")))
+        .arg("-o")
+        .arg(directory.path().join(NAME))
+        .args(SOURCES.map(|source| root.join(source)))
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Some(directory)
+}

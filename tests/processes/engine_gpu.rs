@@ -1,0 +1,230 @@
+//! Engines give a node GPU memory. The driver is a stand-in over host memory, `ffi/cuda_standin.c`: no
+//! GPU has part in this.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use kvrail::cli::cluster::{Cluster, Process};
+use kvrail::client::{Client, ClientError, ImportedLayout};
+use kvrail::cuda::{
+    Context, CopyQueue, DeviceMemory, Driver, End, Event, HostRegistration, Piece, Stream,
+};
+use kvrail::layout::{BlockId, Layout, Tensor};
+use kvrail::memory::Mapping;
+use kvrail::protocol::door::{
+    BlockOrigin, DeviceUuid, EngineEvent, ImportRefusal, LoadOutcome, MovedBlock, PublishOutcome,
+    Source,
+};
+
+use crate::cuda_standin::StandIn;
+use crate::engine_memory::{
+    BLOCK, BLOCKS, BYTES, CACHE_LEN, at, blocks, by_blocks, by_layers, loaded, moved_bytes,
+};
+use crate::support::{
+    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, read, until,
+};
+
+/// A cluster whose nodes find the stand-in where others find the driver.
+fn cluster(standin: &StandIn) -> Cluster {
+    let library = standin.library();
+    let directory = library.parent().unwrap();
+    let script = directory.join("kvrail");
+    let text = format!("#!/bin/sh\nLD_LIBRARY_PATH={} exec {BINARY} \"$@\"\n", directory.display());
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    Cluster::new(script).unwrap()
+}
+
+/// A GPU of this process: an engine has one, whatever else it does.
+struct Gpu {
+    context: Arc<Context>,
+    device: DeviceUuid,
+}
+
+impl Gpu {
+    fn new(library: impl AsRef<std::ffi::OsStr>) -> Self {
+        let driver = Driver::open(library).unwrap();
+        let device = driver.device(0).unwrap();
+        let uuid = DeviceUuid(device.attributes().uuid);
+        Self { context: Context::primary(&device).unwrap(), device: uuid }
+    }
+}
+
+/// An engine with its KV cache on a GPU, and an image of it in host memory.
+struct Engine<'c> {
+    image: Arc<HostRegistration>,
+    cache: Arc<DeviceMemory>,
+    gpu: &'c Gpu,
+    layout: Layout,
+    imported: ImportedLayout<'c>,
+}
+
+impl<'c> Engine<'c> {
+    fn new(client: &'c Client, gpu: &'c Gpu, tensors: &[Tensor]) -> Self {
+        let bound = gpu.context.bind().unwrap();
+        let cache = DeviceMemory::allocate_plain(&bound, BYTES).unwrap();
+        let image = Arc::new(Mapping::anonymous("kvrail-test-image", BYTES).unwrap());
+        image.write(0, &vec![0xee; CACHE_LEN]).unwrap();
+        let image = HostRegistration::new(&bound, &image).unwrap();
+        let handle = cache.ipc_handle(&bound).unwrap().0;
+        client.import_cuda_ipc(gpu.device, handle, BYTES).unwrap();
+        let layout = Layout::new(tensors.to_vec(), BLOCKS, |_| Some(BYTES)).unwrap();
+        let imported = client.import_layout(BLOCKS, tensors).unwrap();
+        let engine = Self { image, cache, gpu, layout, imported };
+        engine.copy(true);
+        engine
+    }
+
+    /// Copies the whole image to the GPU, or back.
+    fn copy(&self, to_gpu: bool) {
+        let bound = self.gpu.context.bind().unwrap();
+        let host = End::Host(Arc::clone(&self.image));
+        let device = End::Device(Arc::clone(&self.cache));
+        let ends = if to_gpu { (&host, &device) } else { (&device, &host) };
+        let mut queue = CopyQueue::new(&bound, 1).unwrap();
+        queue.submit(&bound, ends, &[Piece::contiguous(0, 0, BYTES)], 0).unwrap();
+        queue.drain(&bound, &mut Vec::new()).unwrap();
+    }
+
+    fn fill_all(&self, blocks: &Blocks, moved: &[MovedBlock]) {
+        for (moved, bytes) in moved.iter().zip(&blocks.bytes) {
+            moved_bytes(self.image.mapping(), &self.layout, moved.block, Some(bytes));
+        }
+        self.copy(true);
+    }
+
+    fn bytes(&self, block: BlockId) -> Vec<u8> {
+        moved_bytes(self.image.mapping(), &self.layout, block, None)
+    }
+}
+
+#[test]
+fn blocks_travel_from_gpu_to_gpu() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let (prefill, decode) = (
+        cluster.node("prefill", address, &[]).unwrap(),
+        cluster.node("decode", address, &[]).unwrap(),
+    );
+    let (at_prefill, at_decode) = (prefill.client().unwrap(), decode.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let writer = Engine::new(&at_prefill, &gpu, &by_layers());
+    let reader = Engine::new(&at_decode, &gpu, &by_blocks());
+    let blocks = blocks("from GPU to GPU");
+    let (from, to) = (at(&blocks, |at| BLOCKS - 1 - at), at(&blocks, |at| (at * 5 + 2) % BLOCKS));
+    writer.fill_all(&blocks, &from);
+    let bound = gpu.context.bind().unwrap();
+    let event = Event::for_other_processes(&bound).unwrap();
+    event.record(&bound, &Stream::new(&bound).unwrap()).unwrap();
+    let handle = EngineEvent(event.ipc_handle(&bound).unwrap().0);
+    let saved = writer.imported.save_after(Some(handle), &namespace(), &from, false).unwrap();
+    assert_eq!(saved, vec![PublishOutcome::Stored; blocks.len()]);
+    assert!(at_prefill.flush(PATIENCE).unwrap());
+    let outcomes = reader.imported.load(&namespace(), &to, Source::Anywhere).unwrap();
+    assert_eq!(loaded(&outcomes, BlockOrigin::Fetched), blocks.len(), "{outcomes:?}");
+    reader.copy(false);
+    for (moved, want) in to.iter().zip(&blocks.bytes) {
+        assert!(reader.bytes(moved.block) == *want, "{moved:?}");
+    }
+    let ours = blocks.bytes.iter().flatten().filter(|byte| **byte != 0xee).count();
+    let mut all = vec![0; CACHE_LEN];
+    reader.image.mapping().read(0, &mut all).unwrap();
+    let touched = all.into_iter().filter(|byte| *byte != 0xee).count();
+    assert_eq!(touched, ours, "bytes beside the blocks were written");
+    assert_rank(&at_prefill, &blocks, 2);
+    assert_rank(&at_decode, &blocks, 1);
+    assert_at_rest("prefill", &at_prefill);
+    assert_at_rest("decode", &at_decode);
+}
+
+#[test]
+fn memory_of_another_gpu_is_refused() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
+    let client = node.client().unwrap();
+    match client.import_cuda_ipc(DeviceUuid([0x77; 16]), [0; 64], BYTES) {
+        Err(ClientError::ImportRefused { reason: ImportRefusal::OtherDevice, sentence }) => {
+            assert!(sentence.contains(&"77".repeat(16)), "{sentence}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a child process is told: the node's door, and the driver.
+const DOOR: &str = "KVRAIL_TEST_GPU_ENGINE_DOOR";
+const LIBRARY: &str = "KVRAIL_TEST_GPU_ENGINE_LIBRARY";
+
+/// Sets of blocks that a child saves over and over.
+const ROUNDS: u32 = 3;
+
+fn engine_process(node: &Process, standin: &StandIn) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "engine_gpu::an_engine_for_ever"])
+        .env(DOOR, node.addresses().unwrap().socket.clone().unwrap())
+        .env(LIBRARY, standin.library())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// No test of its own: what the children of the test below run.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the parent says by variables what a child is to do")]
+fn an_engine_for_ever() {
+    let (Some(door), Some(library)) = (std::env::var_os(DOOR), std::env::var_os(LIBRARY)) else {
+        return;
+    };
+    let client = Client::connect(std::path::Path::new(&door)).unwrap();
+    let gpu = Gpu::new(library);
+    let engine = Engine::new(&client, &gpu, &by_layers());
+    for round in (0..ROUNDS).cycle() {
+        let blocks = blocks(&format!("round {round}"));
+        let moved = at(&blocks, |at| at);
+        engine.fill_all(&blocks, &moved);
+        engine.imported.save(&namespace(), &moved, false).unwrap();
+        engine.imported.load(&namespace(), &moved, Source::Here).unwrap();
+    }
+}
+
+#[test]
+fn nothing_of_a_killed_engine_stays_and_what_it_saved_is_whole() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
+    let client = node.client().unwrap();
+    for round in 0..ROUNDS {
+        let mut engine = engine_process(&node, &standin);
+        let first = blocks(&format!("round {round}"));
+        until("the engine has saved", || {
+            read(&client, &first, Source::Here) == Counts::all_ready(first.len())
+        });
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+        assert_at_rest("node", &client);
+        for number in 0..ROUNDS {
+            let blocks = blocks(&format!("round {number}"));
+            let counts = read(&client, &blocks, Source::Here);
+            assert_eq!((counts.ready + counts.not_found, counts.failed), (blocks.len(), 0));
+        }
+    }
+    // The next engine finds everything as the first one did.
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&client, &gpu, &by_blocks());
+    let blocks = blocks("round 0");
+    let moved = at(&blocks, |at| at);
+    let outcomes = engine.imported.load(&namespace(), &moved, Source::Here).unwrap();
+    assert!(outcomes.iter().all(|it| matches!(it, LoadOutcome::Loaded { .. })), "{outcomes:?}");
+    engine.copy(false);
+    assert!(
+        moved.iter().zip(&blocks.bytes).all(|(moved, want)| engine.bytes(moved.block) == *want)
+    );
+    assert_eq!(blocks.bytes[0].len(), BLOCK);
+}
