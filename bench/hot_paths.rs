@@ -17,10 +17,10 @@ use kvrail::fabric::{
 use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, decode};
 use kvrail::store::{Store, StoreConfig};
-use kvrail::transfer::{BlockRead, Transfers, plan};
+use kvrail::transfer::{ReadList, Transfers, plan};
 use kvrail::types::{
-    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, RequestId, RequesterIndex,
-    Timestamp,
+    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, Path, RequestId,
+    RequesterIndex, Timestamp,
 };
 
 /// Blocks of a batch.
@@ -113,18 +113,15 @@ fn store(bench: &mut Criterion) {
 }
 
 /// Blocks of 4 KiB in runs of so many neighbours.
-fn blocks(run: u64) -> Vec<BlockRead> {
-    let len = 4096;
-    (0..BATCH as u64)
-        .map(|at| {
-            let address = (at / run * 2 * run + at % run) * u64::from(len);
-            let offset = at * u64::from(len);
-            BlockRead {
-                remote: RemoteSpan { rkey: 7, address, len },
-                local: RegisteredSpan { region: RegionId(0), offset, len },
-            }
-        })
-        .collect()
+fn blocks(run: u64) -> ReadList {
+    let (len, mut list) = (4096, ReadList::default());
+    for at in 0..BATCH as u64 {
+        let address = (at / run * 2 * run + at % run) * u64::from(len);
+        let offset = at * u64::from(len);
+        let remote = RemoteSpan { rkey: 7, address, len };
+        list.push([remote], [RegisteredSpan { region: RegionId(0), offset, len }]).unwrap();
+    }
+    list
 }
 
 fn plans(bench: &mut Criterion) {
@@ -148,11 +145,11 @@ fn in_flight(bench: &mut Criterion) {
     let (mut posts, mut finished) = (ReadBatch::default(), Vec::new());
     group.bench_function("begin, post, complete", |bencher| {
         bencher.iter(|| {
-            table.begin(connection, until, blocks.iter().map(|block| (*block, ())));
+            table.begin(connection, until, &blocks, std::iter::repeat_n((), BATCH));
             while table.poll_post(&mut posts).is_some() {
                 for work in &posts.works {
                     let (wr_id, status) = (work.wr_id, CompletionStatus::Success);
-                    let done = Completion { connection, wr_id, status };
+                    let done = Completion { connection, wr_id, status, path: Path::default() };
                     assert!(table.handle_completion(&done, now));
                 }
             }

@@ -13,6 +13,7 @@ pub mod event;
 pub mod fabric;
 
 // cores: sans-IO; time is an argument
+pub mod layout;
 pub mod policy;
 pub mod store;
 pub mod lease;

@@ -143,6 +143,10 @@ pub const REGISTRY_ADDRESS_BYTES_MAX: usize = 264;
 /// Nodes that one plan may be told to avoid: far more than fail within one read.
 pub const REGISTRY_AVOID_MAX: usize = 64;
 
+/// Nodes of each kind of nearness that one plan may be told of: more than share a host or a rail and
+/// hold the same blocks.
+pub const REGISTRY_NEAR_MAX: usize = 64;
+
 /// Owners of one key that a plan weighs against each other. More would be the same copies again.
 pub const REGISTRY_PLAN_OWNERS_MAX: usize = 16;
 
@@ -178,6 +182,29 @@ pub const EVICTED_MEMORY_MAX: usize = 65_536;
 
 /// A fetch so soon after the block's eviction counts as a refetch.
 pub const REFETCH_WINDOW: Duration = Duration::from_secs(60);
+
+/// Allocations of one local engine that its layouts may lie in: one for each layer of the deepest
+/// models, where each layer's tensor was allocated alone.
+pub const ENGINE_ALLOCATIONS_MAX: usize = 256;
+
+/// Layouts of one local engine: one for each kind of layer of a hybrid model, and room.
+pub const ENGINE_LAYOUTS_MAX: usize = 16;
+
+/// Tensors of one layout, as [`ENGINE_ALLOCATIONS_MAX`].
+pub const LAYOUT_TENSORS_MAX: usize = 256;
+
+/// Segments of one block: K and V of 512 layers. Layouts are checked pair by pair, half a million
+/// pairs at most.
+pub const LAYOUT_SEGMENTS_MAX: usize = 1024;
+
+/// Blocks of one layout: a hundred million tokens in blocks of 16 would not fill it.
+pub const LAYOUT_BLOCKS_MAX: u32 = 1 << 24;
+
+/// Alignment of everything in a layout, bytes: what a GPU copies at once.
+pub const LAYOUT_ALIGN: u64 = 16;
+
+/// Longest allocation of an engine, bytes: sums of a few such lengths stay within 64 bits.
+pub const ALLOCATION_BYTES_MAX: u64 = 1 << 48;
 
 /// Retransmissions of an RDMA queue pair before its peer counts as gone. The field holds 7, which
 /// means for ever on SoftRoCE.

@@ -35,12 +35,12 @@ impl Landing for NodeLanding {
         self.residency.reserve_some(sizes, out);
     }
 
-    fn span(&self, memory: &Reservation) -> RegisteredSpan {
+    fn spans(&self, memory: &Reservation) -> impl Iterator<Item = RegisteredSpan> {
         let Extent { pool, offset, len } = memory.extent();
         // Every pool is registered before the data thread starts; a region that does not exist is
         // refused by the fabric as a local fault.
         let region = self.region(pool).map_or(RegionId(u16::MAX), |region| region.id);
-        RegisteredSpan { region, offset, len }
+        std::iter::once(RegisteredSpan { region, offset, len })
     }
 
     fn checksum(&self, memory: &Reservation) -> u64 {

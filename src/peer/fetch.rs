@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::landing::{Landing, Published};
 use super::outbox::Outbox;
-use crate::fabric::ConnectionId;
+use crate::fabric::{ConnectionId, RemoteSpan};
 use crate::health::{Health, Suspended};
 use crate::protocol::{Loan, LoanEntry, Outcomes, RegionEntry};
 use crate::store::Found;
-use crate::transfer::{BlockRead, TransferId};
+use crate::transfer::{ReadList, TransferId};
 use crate::types::{
     BlockHash, BlockKey, EvictionRank, LeaseId, Load, NamespaceId, NodeId, RequestId, Scope,
     Timestamp,
@@ -117,8 +117,23 @@ pub(super) struct Granted<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Violation;
 
-/// Blocks of a new transfer: each one's READ, and the memory that it lands in.
-pub(super) type Reads<M> = Vec<(BlockRead, M)>;
+/// Where a lease is taken apart. Kept from one lease to the next, so that its memory is.
+#[derive(Debug)]
+pub(super) struct Scratch<M> {
+    spans: Vec<RemoteSpan>,
+    sizes: Vec<u32>,
+    /// The memory that each block of a new transfer lands in.
+    pub(super) memory: Vec<M>,
+    /// Their READs.
+    pub(super) reads: ReadList,
+}
+
+impl<M> Default for Scratch<M> {
+    fn default() -> Self {
+        let (spans, sizes) = (Vec::new(), Vec::new());
+        Self { spans, sizes, memory: Vec::new(), reads: ReadList::default() }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Fetch<M> {
@@ -199,17 +214,22 @@ impl<M> Fetch<M> {
         Outcomes::pack(bitmap, good)
     }
 
-    /// Sorts the loans into outcomes and reads, and reserves memory for the latter.
+    /// Sorts the loans into outcomes and reads, which are left in `scratch`, and reserves memory for the
+    /// latter.
     pub(super) fn accept<L: Landing<Memory = M>>(
         &mut self,
         granted: &Granted<'_>,
         landing: &mut L,
-    ) -> Result<(Reads<M>, Vec<Wanted>), Violation> {
+        scratch: &mut Scratch<M>,
+    ) -> Result<Vec<Wanted>, Violation> {
+        let Scratch { spans, sizes, memory, reads } = scratch;
+        spans.clear();
+        memory.clear();
+        reads.clear();
         if granted.loans.len() != self.outcomes.len() {
             return Err(Violation);
         }
         let mut wanted = Vec::with_capacity(self.outcomes.len());
-        let mut spans = Vec::with_capacity(self.outcomes.len());
         let entries = granted.loans.iter().map(LoanEntry::loan);
         for ((position, loan), outcome) in (0..).zip(entries).zip(&mut self.outcomes) {
             *outcome = match loan {
@@ -226,20 +246,21 @@ impl<M> Fetch<M> {
                 Loan::Failed => FetchOutcome::Failed(Scope::Peer),
             };
         }
-        let sizes: Vec<u32> = spans.iter().map(|span| span.len).collect();
-        let mut memory = Vec::with_capacity(sizes.len());
-        landing.reserve(&sizes, &mut memory);
+        sizes.clear();
+        sizes.extend(spans.iter().map(|span| span.len));
+        landing.reserve(sizes, memory);
         for want in wanted.drain(memory.len().min(wanted.len())..) {
             if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
                 *outcome = FetchOutcome::Busy;
             }
         }
-        let reads = spans
-            .into_iter()
-            .zip(memory)
-            .map(|(remote, memory)| (BlockRead { remote, local: landing.span(&memory) }, memory))
-            .collect();
-        Ok((reads, wanted))
+        let mut landed = spans.iter().zip(memory.iter());
+        if landed.any(|(&remote, memory)| reads.push([remote], landing.spans(memory)).is_err()) {
+            // Memory of another length than was asked for is a bug of the landing's.
+            memory.clear();
+            return Err(Violation);
+        }
+        Ok(wanted)
     }
 
     /// Makes what landed resident; ranks are the holder's answer, or else those of the loans.

@@ -27,10 +27,11 @@ pub trait Landing {
     /// evict a bounded number of residents to that end, and never waits.
     fn reserve(&mut self, sizes: &[u32], out: &mut Vec<Self::Memory>);
 
-    /// Where a READ into this memory lands.
-    fn span(&self, memory: &Self::Memory) -> RegisteredSpan;
+    /// Where the bytes of a block in this memory land, in the order of its logical bytes: one span, or
+    /// one for each segment. Together they have the length that was reserved.
+    fn spans(&self, memory: &Self::Memory) -> impl Iterator<Item = RegisteredSpan>;
 
-    /// The checksum of the bytes that are in this memory now.
+    /// The checksum of the logical bytes that are in this memory now.
     fn checksum(&self, memory: &Self::Memory) -> u64;
 
     /// Makes a fetched block resident with this rank.

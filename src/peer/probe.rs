@@ -19,8 +19,8 @@ use crate::fabric::{ConnectionId, RegisteredSpan, RemoteSpan};
 use crate::health::Cause;
 use crate::limits;
 use crate::protocol::{Message, RegionEntry};
-use crate::transfer::{BlockRead, FinishedBlock, TransferId};
-use crate::types::{NodeId, Scope, Timestamp};
+use crate::transfer::{Finished, FinishedBlock, TransferId};
+use crate::types::{NodeId, Paths, Scope, Timestamp};
 
 /// How long each step of a probe may take: a connection, an answer, a READ.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -67,14 +67,29 @@ impl Probe {
 #[derive(Debug, Default)]
 pub(super) struct Probes {
     running: Vec<Probe>,
-    ended: Vec<(NodeId, Result<(), Cause>)>,
+    ended: Vec<Ended>,
+}
+
+/// A probe that has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) node: NodeId,
+    /// What its READ went over or failed on; none where it did not get so far.
+    pub(super) paths: Paths,
+    pub(super) result: Result<(), Cause>,
+}
+
+impl Ended {
+    fn early(probe: &Probe, result: Result<(), Cause>) -> Self {
+        Self { node: probe.node, paths: Paths::default(), result }
+    }
 }
 
 impl Probes {
     /// Ends those that `which` picks.
     pub(super) fn fail(&mut self, cause: Cause, which: impl Fn(&Probe) -> bool) {
         let failed = self.running.extract_if(.., |probe| which(probe));
-        self.ended.extend(failed.map(|probe| (probe.node, Err(cause))));
+        self.ended.extend(failed.map(|probe| Ended::early(&probe, Err(cause))));
     }
 
     /// Another connection takes the place of this one: what was asked on it is asked again on that
@@ -93,7 +108,7 @@ impl Probes {
     }
 
     /// A probe that has ended.
-    pub(super) fn poll_ended(&mut self) -> Option<(NodeId, Result<(), Cause>)> {
+    pub(super) fn poll_ended(&mut self) -> Option<Ended> {
         self.ended.pop()
     }
 
@@ -162,55 +177,75 @@ impl<L: Landing> Requester<L> {
         if page.is_some() {
             cx.landing.reserve(&[limits::PROBE_BYTES], &mut memory);
         }
-        match (page, memory.pop(), self.probes.running.get_mut(at)) {
-            (Some(page), Some(memory), Some(probe)) => {
-                probe.deadline = deadline;
-                let local = RegisteredSpan { len: 0, ..cx.landing.span(&memory) };
-                let block = BlockRead { remote: RemoteSpan { len: 0, ..page }, local };
-                let nothing = std::iter::once((block, memory));
-                let read = self.transfers.begin(connection, probe.deadline, nothing);
-                probe.stage = Stage::Nothing { read, on: connection, page };
+        match (page, memory.pop()) {
+            (Some(page), Some(memory)) => {
+                let nothing = RemoteSpan { len: 0, ..page };
+                let read = self.read((connection, deadline), nothing, memory, cx.landing);
+                if let Some(probe) = self.probes.running.get_mut(at) {
+                    probe.deadline = deadline;
+                    probe.stage = Stage::Nothing { read, on: connection, page };
+                }
             }
             _ => {
                 let probe = self.probes.running.swap_remove(at);
-                self.probes.ended.push((probe.node, Ok(())));
+                self.probes.ended.push(Ended::early(&probe, Ok(())));
             }
         }
+    }
+
+    /// Begins the READ of one span into as much of this memory as it fills.
+    fn read(
+        &mut self,
+        (on, until): (ConnectionId, Timestamp),
+        remote: RemoteSpan,
+        memory: L::Memory,
+        landing: &L,
+    ) -> TransferId {
+        let mut left = remote.len;
+        let local = landing.spans(&memory).map(|span| {
+            let len = span.len.min(left);
+            left -= len;
+            RegisteredSpan { len, ..span }
+        });
+        let reads = &mut self.scratch.reads;
+        reads.clear();
+        // Where the memory is too short, the transfer has no block and ends without one.
+        reads.push([remote], local).ok();
+        self.transfers.begin(on, until, reads, std::iter::once(memory))
     }
 
     /// A transfer is over that is no fetch's: a probe's, whose memory may go.
     pub(super) fn settle_probe(
         &mut self,
-        id: TransferId,
+        finished: &Finished,
         blocks: &mut Vec<FinishedBlock<L::Memory>>,
         cx: &mut Context<'_, L>,
     ) {
         let is_it = |probe: &Probe| match probe.stage {
-            Stage::Nothing { read, .. } | Stage::Page { read } => read == id,
+            Stage::Nothing { read, .. } | Stage::Page { read } => read == finished.id,
             Stage::Connecting | Stage::Answer { .. } => false,
         };
         let Some(at) = self.probes.running.iter().position(is_it) else { return };
         let deadline = self.probe_deadline(cx.now);
-        let ended = match (blocks.pop(), self.probes.running.get_mut(at)) {
-            (Some(block), Some(probe)) => match (block.outcome, probe.stage) {
-                (Ok(()), Stage::Nothing { on, page, .. }) => {
-                    // One READ, however short the fabric makes them: it is to show that bytes come
-                    // across, not how fast.
-                    let len = page.len.min(self.transfers.longest_read());
-                    let local = RegisteredSpan { len, ..cx.landing.span(&block.destination) };
-                    let read = BlockRead { remote: RemoteSpan { len, ..page }, local };
+        let stage = self.probes.running.get(at).map(|probe| probe.stage);
+        let ended = match (blocks.pop(), stage) {
+            (Some(block), Some(Stage::Nothing { on, page, .. })) if block.outcome.is_ok() => {
+                // One READ, however short the fabric makes them: it is to show that bytes come
+                // across, not how fast.
+                let page = RemoteSpan { len: page.len.min(self.transfers.longest_read()), ..page };
+                let read = self.read((on, deadline), page, block.destination, cx.landing);
+                if let Some(probe) = self.probes.running.get_mut(at) {
                     probe.deadline = deadline;
-                    let page = std::iter::once((read, block.destination));
-                    let read = self.transfers.begin(on, probe.deadline, page);
                     probe.stage = Stage::Page { read };
-                    return;
                 }
-                (outcome, _) => outcome,
-            },
+                return;
+            }
+            (Some(block), _) => block.outcome,
             _ => Err(Scope::Local),
         };
         let probe = self.probes.running.swap_remove(at);
         let result = ended.map_err(|scope| Cause::of(scope, Cause::Broken));
-        self.probes.ended.push((probe.node, result));
+        let paths = finished.paths.clone();
+        self.probes.ended.push(Ended { node: probe.node, paths, result });
     }
 }

@@ -16,7 +16,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::fetch::{Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Violation};
+use super::fetch::{
+    Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Scratch, Violation,
+};
 use super::landing::Landing;
 use super::outbox::{Context, Outbox};
 use super::probe::Probes;
@@ -27,7 +29,7 @@ use crate::health::{Cause, Suspended, Verdict};
 use crate::limits;
 use crate::protocol::{AbortReason, Message, Outcomes};
 use crate::transfer::{FinishedBlock, Transfers};
-use crate::types::{LeaseId, NodeEpoch, NodeId, RequestId, Scope, Timestamp};
+use crate::types::{LeaseId, NodeEpoch, NodeId, Paths, RequestId, Scope, Timestamp};
 
 /// Deadlines of a requester.
 #[derive(Debug, Clone, Copy)]
@@ -61,11 +63,12 @@ pub(super) struct Requester<L: Landing> {
     pub(super) done: VecDeque<Fetched>,
     pub(super) finished: Vec<FinishedBlock<L::Memory>>,
     pub(super) bitmap: Vec<u8>,
+    pub(super) scratch: Scratch<L::Memory>,
     /// Connections on which keys were refused; a few of the latest.
     pub(super) stale: VecDeque<ConnectionId>,
     pub(super) probes: Probes,
-    /// How things ended that were asked of peers, for their health.
-    pub(super) verdicts: Vec<(NodeId, Verdict)>,
+    /// How things ended that were asked of peers, and on which paths, for their health.
+    pub(super) verdicts: Vec<(NodeId, Paths, Verdict)>,
 }
 
 impl<L: Landing> Requester<L> {
@@ -84,6 +87,7 @@ impl<L: Landing> Requester<L> {
             done: VecDeque::new(),
             finished: Vec::new(),
             bitmap: Vec::new(),
+            scratch: Scratch::default(),
             stale: VecDeque::new(),
             probes: Probes::default(),
             verdicts: Vec::new(),
@@ -238,7 +242,8 @@ impl<L: Landing> Requester<L> {
             sink.emit(Event::TransferFailed { blocks, scope });
             if let Some(cause) = cause {
                 let waited = now.since(fetch.lent);
-                self.verdicts.push((fetch.request.node, Verdict::Failed { cause, waited }));
+                let verdict = Verdict::Failed { cause, waited };
+                self.verdicts.push((fetch.request.node, Paths::default(), verdict));
             }
             self.done.push_back(fetch.finished());
         }
@@ -269,24 +274,28 @@ impl<L: Landing> Requester<L> {
         };
         fetch.lease = granted.lease;
         let node = fetch.request.node;
-        let (reads, wanted) = fetch.accept(granted, cx.landing)?;
-        let bytes: u64 = reads.iter().map(|(read, _)| u64::from(read.remote.len)).sum();
+        let scratch = &mut self.scratch;
+        let wanted = fetch.accept(granted, cx.landing, scratch)?;
+        let bytes = scratch.reads.bytes();
         let allowance = granted.health.allowance(node, bytes, self.config.transfer_timeout);
         fetch.reads_end = cx.now + allowance;
         let until = lease_end(fetch.lent, granted.ttl, self.config.lease_margin);
         let until = until.min(fetch.reads_end);
+        let Scratch { reads, memory, .. } = scratch;
         if reads.is_empty() || until <= cx.now {
             let late = !reads.is_empty();
+            memory.clear();
             let (cause, waited) = (Cause::NoAnswer, cx.now.since(fetch.lent));
             let verdict = if late { Verdict::Failed { cause, waited } } else { Verdict::Answered };
-            self.verdicts.push((node, verdict));
+            self.verdicts.push((node, Paths::default(), verdict));
             abort(cx.outbox, if late { AbortReason::Late } else { AbortReason::NoMemory });
             if let Some(fetch) = self.fetches.remove(&granted.request) {
                 self.done.push_back(fetch.finished());
             }
             return Ok(());
         }
-        let transfer = self.transfers.begin(granted.connection, until, reads.into_iter());
+        let on = granted.connection;
+        let transfer = self.transfers.begin(on, until, reads, memory.drain(..));
         let (ttl, asked) = (granted.ttl, fetch.lent);
         fetch.phase = Phase::Reading { transfer, wanted, ttl, asked };
         Ok(())

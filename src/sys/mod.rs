@@ -22,4 +22,5 @@ pub mod random;
 pub mod rdma_sysfs;
 pub mod root;
 pub mod socket;
+pub mod thread_stop;
 pub mod watch;

@@ -2,13 +2,102 @@
 
 use crate::fabric::{Capabilities, RegisteredSpan, RemoteSpan};
 
-/// One block to read: where it lies on the holder and where it shall land. The lengths are equal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockRead {
-    /// The holder's span.
-    pub remote: RemoteSpan,
-    /// The destination.
-    pub local: RegisteredSpan,
+/// How many spans of the lists belong to one block.
+#[derive(Debug, Clone, Copy)]
+struct Counts {
+    remote: usize,
+    local: usize,
+}
+
+/// Blocks to read: where the bytes of each lie on the holder, in order, and where they shall land. A
+/// block in a pool is one span, one in a KV cache has a span for each of its segments. Kept and reused
+/// by the caller, so that a list allocates nothing once the longest one has been seen.
+#[derive(Debug, Default)]
+pub struct ReadList {
+    blocks: Vec<Counts>,
+    remote: Vec<RemoteSpan>,
+    local: Vec<RegisteredSpan>,
+}
+
+/// The two sides of a block do not have the same length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a block of {remote} bytes at its holder does not fit {local} bytes here")]
+pub struct Uneven {
+    /// Bytes on the holder.
+    pub remote: u64,
+    /// Bytes here.
+    pub local: u64,
+}
+
+impl ReadList {
+    /// Forgets the blocks, keeps the memory.
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.remote.clear();
+        self.local.clear();
+    }
+
+    /// Appends a block.
+    ///
+    /// # Errors
+    /// [`Uneven`]; the list is unchanged then.
+    pub fn push(
+        &mut self,
+        remote: impl IntoIterator<Item = RemoteSpan>,
+        local: impl IntoIterator<Item = RegisteredSpan>,
+    ) -> Result<(), Uneven> {
+        let before = Counts { remote: self.remote.len(), local: self.local.len() };
+        self.remote.extend(remote);
+        self.local.extend(local);
+        let (new_remote, new_local) = (self.remote.iter(), self.local.iter());
+        let uneven = Uneven {
+            remote: new_remote.skip(before.remote).map(|span| u64::from(span.len)).sum(),
+            local: new_local.skip(before.local).map(|span| u64::from(span.len)).sum(),
+        };
+        if uneven.remote != uneven.local {
+            self.remote.truncate(before.remote);
+            self.local.truncate(before.local);
+            return Err(uneven);
+        }
+        self.blocks.push(Counts {
+            remote: self.remote.len() - before.remote,
+            local: self.local.len() - before.local,
+        });
+        Ok(())
+    }
+
+    /// Blocks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether there is no block.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Bytes of all blocks.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.remote.iter().map(|span| u64::from(span.len)).sum()
+    }
+
+    /// The two sides of each block.
+    fn iter(&self) -> impl Iterator<Item = (&[RemoteSpan], &[RegisteredSpan])> {
+        let (mut remote, mut local) = (self.remote.as_slice(), self.local.as_slice());
+        self.blocks
+            .iter()
+            .map(move |counts| (cut(&mut remote, counts.remote), cut(&mut local, counts.local)))
+    }
+}
+
+/// Takes the first `count` of a slice off it.
+fn cut<'a, T>(rest: &mut &'a [T], count: usize) -> &'a [T] {
+    let (first, others) = rest.split_at_checked(count).unwrap_or_default();
+    *rest = others;
+    first
 }
 
 /// One READ of a plan: the blocks `first_block..=last_block` in the plan's order have bytes in it.
@@ -24,14 +113,15 @@ pub struct PlannedRead {
     pub last_block: u16,
 }
 
-/// Plans the READs of `blocks`, in order, into `reads` and `segments` (cleared first).
+/// Plans the READs of `list`, in order, into `reads` and `segments` (cleared first).
 ///
-/// Neighbours merge when the second block follows the first on the holder under the same key, as
+/// A READ carries what lies in one piece on the holder, into as many pieces here as the fabric scatters
+/// over. Neighbours merge when the second span follows the first on the holder under the same key, as
 /// long as the READ stays within what the fabric takes. A holder places the blocks of one save next
 /// to each other, so the blocks of a prefix mostly are neighbours. Destinations that are neighbours
-/// too share one segment.
+/// too share one segment. A block that lies in pieces on the holder takes a READ for each.
 pub fn plan(
-    blocks: &[BlockRead],
+    list: &ReadList,
     capabilities: &Capabilities,
     reads: &mut Vec<PlannedRead>,
     segments: &mut Vec<RegisteredSpan>,
@@ -39,30 +129,34 @@ pub fn plan(
     reads.clear();
     segments.clear();
     let longest = capabilities.read_bytes.max(1);
-    for (index, block) in blocks.iter().enumerate() {
+    for (index, (remote, local)) in list.iter().enumerate() {
         // At most LEND_BLOCKS_MAX blocks, which fits by the assertion in `limits`.
         let index = u16::try_from(index).unwrap_or(u16::MAX);
-        if block.remote.len == 0 {
+        let mut spans = remote.iter().filter(|span| span.len > 0);
+        let mut places = local.iter().copied().filter(|span| span.len > 0);
+        let mut place = None;
+        if spans.clone().next().is_none()
+            && let Some(&remote) = remote.first()
+        {
             // A READ of nothing: it asks whether the way is open, and fills no segment.
-            let (remote, segments) = (block.remote, 0);
-            reads.push(PlannedRead { remote, segments, first_block: index, last_block: index });
+            let (first_block, last_block) = (index, index);
+            reads.push(PlannedRead { remote, segments: 0, first_block, last_block });
         }
-        let mut done = 0;
-        while done < block.remote.len {
-            let rest = RemoteSpan {
-                rkey: block.remote.rkey,
-                address: block.remote.address + u64::from(done),
-                len: block.remote.len - done,
-            };
-            let target = RegisteredSpan {
-                region: block.local.region,
-                offset: block.local.offset + u64::from(done),
-                len: rest.len,
-            };
-            done += match extend(reads, segments, (rest, target), index, capabilities) {
-                0 => start(reads, segments, (rest, target), index, longest),
+        let mut from = spans.next().copied();
+        while let (Some(span), Some(into)) = (from, place.or_else(|| places.next())) {
+            let len = span.len.min(into.len);
+            let both = (RemoteSpan { len, ..span }, RegisteredSpan { len, ..into });
+            let done = match extend(reads, segments, both, index, capabilities) {
+                0 => start(reads, segments, both, index, longest),
                 taken => taken,
             };
+            let (address, offset) = (span.address + u64::from(done), into.offset + u64::from(done));
+            from = match span.len - done {
+                0 => spans.next().copied(),
+                len => Some(RemoteSpan { address, len, ..span }),
+            };
+            let left = into.len - done;
+            place = (left > 0).then_some(RegisteredSpan { offset, len: left, ..into });
         }
     }
 }
@@ -131,26 +225,29 @@ mod tests {
         Capabilities { transport: "test", reads_outstanding: 8, segments, read_bytes, windows: 0 }
     }
 
-    fn block(address: u64, offset: u64, len: u32) -> BlockRead {
-        BlockRead {
-            remote: RemoteSpan { rkey: 7, address, len },
-            local: RegisteredSpan { region: RegionId(0), offset, len },
-        }
+    /// A block of one span on either side.
+    type Block = (RemoteSpan, RegisteredSpan);
+
+    fn block(address: u64, offset: u64, len: u32) -> Block {
+        (RemoteSpan { rkey: 7, address, len }, RegisteredSpan { region: RegionId(0), offset, len })
     }
 
-    fn planned(
-        blocks: &[BlockRead],
-        caps: &Capabilities,
-    ) -> (Vec<PlannedRead>, Vec<RegisteredSpan>) {
+    fn listed(blocks: &[Block]) -> ReadList {
+        let mut list = ReadList::default();
+        blocks.iter().for_each(|(remote, local)| list.push([*remote], [*local]).unwrap());
+        list
+    }
+
+    fn planned(list: &ReadList, caps: &Capabilities) -> (Vec<PlannedRead>, Vec<RegisteredSpan>) {
         let (mut reads, mut segments) = (Vec::new(), Vec::new());
-        plan(blocks, caps, &mut reads, &mut segments);
+        plan(list, caps, &mut reads, &mut segments);
         (reads, segments)
     }
 
     #[test]
     fn neighbours_become_one_read() {
         let blocks = [block(0, 1000, 10), block(10, 0, 10), block(20, 10, 10)];
-        let (reads, segments) = planned(&blocks, &capabilities(16, 1 << 20));
+        let (reads, segments) = planned(&listed(&blocks), &capabilities(16, 1 << 20));
         assert_eq!(reads.len(), 1);
         assert_eq!(reads[0].remote, RemoteSpan { rkey: 7, address: 0, len: 30 });
         assert_eq!((reads[0].first_block, reads[0].last_block), (0, 2));
@@ -160,56 +257,99 @@ mod tests {
     #[test]
     fn another_key_or_a_gap_begins_a_read() {
         let mut other_key = block(10, 10, 10);
-        other_key.remote.rkey = 8;
-        assert_eq!(planned(&[block(0, 0, 10), other_key], &capabilities(16, 100)).0.len(), 2);
-        assert_eq!(
-            planned(&[block(0, 0, 10), block(11, 10, 10)], &capabilities(16, 100)).0.len(),
-            2
-        );
+        other_key.0.rkey = 8;
+        let reads = |blocks: &[Block]| planned(&listed(blocks), &capabilities(16, 100)).0.len();
+        assert_eq!(reads(&[block(0, 0, 10), other_key]), 2);
+        assert_eq!(reads(&[block(0, 0, 10), block(11, 10, 10)]), 2);
     }
 
     #[test]
     fn a_long_block_is_split() {
-        let (reads, _) = planned(&[block(0, 0, 25)], &capabilities(16, 10));
+        let (reads, _) = planned(&listed(&[block(0, 0, 25)]), &capabilities(16, 10));
         assert_eq!(reads.iter().map(|read| read.remote.len).collect::<Vec<_>>(), [10, 10, 5]);
     }
 
     #[test]
     fn a_read_keeps_within_the_segments_of_the_fabric() {
         let blocks: Vec<_> = (0..5).map(|i| block(i * 10, i * 100, 10)).collect();
-        let (reads, _) = planned(&blocks, &capabilities(2, 1000));
+        let (reads, _) = planned(&listed(&blocks), &capabilities(2, 1000));
         assert_eq!(reads.iter().map(|read| read.segments).collect::<Vec<_>>(), [2, 2, 1]);
     }
 
+    #[test]
+    fn one_read_scatters_over_as_many_segments_as_the_fabric_takes() {
+        // A block of ten layers, in one piece on the holder and in ten here.
+        let mut list = ReadList::default();
+        let place =
+            |layer: u64| RegisteredSpan { region: RegionId(1), offset: layer * 1000, len: 64 };
+        list.push([RemoteSpan { rkey: 7, address: 0, len: 640 }], (0..10).map(place)).unwrap();
+        let (reads, segments) = planned(&list, &capabilities(4, 1 << 20));
+        let shape: Vec<_> = reads.iter().map(|read| (read.remote.len, read.segments)).collect();
+        assert_eq!(shape, [(256, 4), (256, 4), (128, 2)]);
+        assert_eq!(segments, (0..10).map(place).collect::<Vec<_>>());
+        assert!(reads.iter().all(|read| (read.first_block, read.last_block) == (0, 0)));
+    }
+
+    #[test]
+    fn sides_of_different_lengths_are_refused_and_leave_nothing() {
+        let mut list = listed(&[block(0, 0, 10)]);
+        let (remote, local) = block(10, 10, 10);
+        let uneven = Uneven { remote: 10, local: 20 };
+        assert_eq!(list.push([remote], [local; 2]), Err(uneven));
+        assert_eq!((list.len(), list.bytes()), (1, 10));
+        list.push([remote; 2], [local; 2]).unwrap();
+        let (_, segments) = planned(&list, &capabilities(16, 100));
+        assert_eq!(segments.iter().map(|span| span.len).sum::<u32>(), 30);
+    }
+
+    #[test]
+    fn a_read_of_nothing_is_one_read_without_segments() {
+        let (remote, local) = block(5, 0, 0);
+        let (reads, segments) = planned(&listed(&[(remote, local)]), &capabilities(4, 100));
+        assert_eq!((reads.len(), segments.len()), (1, 0));
+        assert_eq!((reads[0].remote, reads[0].segments), (remote, 0));
+    }
+
+    /// Cuts `len` bytes from `at` on into pieces, with gaps where the seed has them.
+    fn pieces(at: &mut u64, len: u32, seed: &[(u32, u64)]) -> Vec<(u64, u32)> {
+        let (mut left, mut out) = (len, Vec::new());
+        for &(size, gap) in seed.iter().cycle() {
+            if left == 0 {
+                break;
+            }
+            let size = size.min(left);
+            out.push((*at, size));
+            *at += u64::from(size) + gap;
+            left -= size;
+        }
+        out
+    }
+
     proptest! {
-        /// Byte by byte, the plan moves each block's bytes to its destination, once.
+        /// Byte by byte, the plan moves each block's bytes to its destination, once, whatever pieces
+        /// the two sides have.
         #[test]
         fn a_plan_moves_each_byte_once(
-            parts in prop::collection::vec((0_u64..40, 1_u32..30, any::<bool>()), 0..20),
+            lens in prop::collection::vec(1_u32..60, 0..12),
+            remote in prop::collection::vec((1_u32..40, 0_u64..3), 1..5),
+            local in prop::collection::vec((1_u32..40, 0_u64..3), 1..5),
             max_segments in 1_usize..4,
             read_bytes in 1_u32..50,
         ) {
-            let mut address = 0;
-            let mut offset = 10_000;
-            let blocks: Vec<_> = parts
-                .iter()
-                .map(|&(gap, len, local_gap)| {
-                    address += if gap < 20 { 0 } else { gap };
-                    offset += u64::from(local_gap) * 3;
-                    let made = block(address, offset, len);
-                    address += u64::from(len);
-                    offset += u64::from(len);
-                    made
-                })
-                .collect();
-            let caps = capabilities(max_segments, read_bytes);
-            let (reads, segments) = planned(&blocks, &caps);
-            let mut want: Vec<(u64, u64)> = Vec::new();
-            for block in &blocks {
-                for byte in 0..u64::from(block.remote.len) {
-                    want.push((block.remote.address + byte, block.local.offset + byte));
-                }
+            let (mut address, mut offset) = (0, 10_000);
+            let (mut list, mut want) = (ReadList::default(), Vec::new());
+            for len in lens {
+                let from = pieces(&mut address, len, &remote);
+                let into = pieces(&mut offset, len, &local);
+                let bytes = |side: &[(u64, u32)]| -> Vec<u64> {
+                    side.iter().flat_map(|(at, len)| *at..*at + u64::from(*len)).collect()
+                };
+                want.extend(bytes(&from).into_iter().zip(bytes(&into)));
+                let from = from.iter().map(|&(at, len)| block(at, 0, len).0);
+                list.push(from, into.iter().map(|&(at, len)| block(0, at, len).1)).unwrap();
             }
+            let caps = capabilities(max_segments, read_bytes);
+            let (reads, segments) = planned(&list, &caps);
             let mut got = Vec::new();
             let mut rest = segments.iter();
             for read in &reads {

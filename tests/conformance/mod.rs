@@ -25,6 +25,7 @@ mod access;
 mod closing;
 mod messages;
 mod reads;
+mod strided;
 #[allow(dead_code, reason = "only fabrics with windows run these")]
 mod windows;
 
@@ -32,6 +33,7 @@ pub(crate) use access::*;
 pub(crate) use closing::*;
 pub(crate) use messages::*;
 pub(crate) use reads::*;
+pub(crate) use strided::*;
 #[allow(unused_imports, reason = "only fabrics with windows run these")]
 pub(crate) use windows::*;
 
@@ -337,6 +339,8 @@ macro_rules! conformance_tests {
             one_fabric_has_many_peers_at_once,
             a_wake_ends_a_poll,
             a_read_scatters_over_its_segments_and_touches_nothing_else,
+            blocks_are_read_between_any_two_layouts,
+            a_segment_that_leaves_its_region_is_refused_at_either_end,
             the_longest_read_arrives_whole,
             a_read_of_nothing_succeeds_under_any_key,
             thousands_of_small_reads_in_random_order,

@@ -68,9 +68,9 @@ impl Landing for Memory {
         self.pool.reserve_into(sizes, out).unwrap();
     }
 
-    fn span(&self, memory: &Reservation) -> RegisteredSpan {
+    fn spans(&self, memory: &Reservation) -> impl Iterator<Item = RegisteredSpan> {
         let Extent { offset, len, .. } = memory.extent();
-        RegisteredSpan { region: self.region.id, offset, len }
+        std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
     }
 
     fn checksum(&self, memory: &Reservation) -> u64 {
@@ -199,8 +199,8 @@ impl<E: Clone + Send + 'static> Reader<'_, E> {
             let (node, endpoint) = self.to.clone();
             let fetch = self.requester.handle.fetch(node, endpoint, NAMESPACE, hashes);
             let fetched = self.runtime.block_on(fetch).unwrap();
-            assert_eq!(fetched.outcomes.len(), blocks as usize);
-            for outcome in fetched.outcomes {
+            assert_eq!(fetched.fetched.outcomes.len(), blocks as usize);
+            for outcome in fetched.fetched.outcomes {
                 let FetchOutcome::Ready { found, fetched: true } = outcome else {
                     panic!("{outcome:?}");
                 };

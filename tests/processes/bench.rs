@@ -72,6 +72,11 @@ fn what_cannot_be_measured_is_refused() {
         (&["read", "--loopback", "--peer", "127.0.0.1:1"], "--peer"),
         (&["read", "--peer", "nobody"], "--peer"),
         (&["read", "--plot", "/proc/none/out.svg"], "--plot"),
+        (&["stall", "--stall", "0s"], "--stall"),
+        (&["stall", "--transport", "shm"], "--transport"),
+        (&["stall", "--batch", "65"], "--batch"),
+        (&["fault", "--fault", "flood"], "--fault"),
+        (&["fault", "--transport", "shm"], "--transport"),
         (&["hold", "--listen", "0.0.0.0:0"], "--listen"),
         (&["hold", "--listen", "203.0.113.1:1"], "--listen"),
     ] {
@@ -81,6 +86,37 @@ fn what_cannot_be_measured_is_refused() {
     let output = bench(&["read", "--peer", "127.0.0.1:1", "--transport", "tcp"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no kvrail bench hold"));
+}
+
+#[test]
+fn a_stall_of_each_kind_is_measured_beside_none() {
+    let report = json(&["stall", "--quick", "--transport", "tcp", "--json"]);
+    assert_eq!((&report["bench"], &report["transport"]), (&"stall".into(), &"tcp".into()));
+    let rows = report["rows"].as_array().unwrap();
+    let kinds: Vec<_> = rows.iter().map(|row| row["stalled"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["nobody", "reclaimer", "control", "poller"]);
+    for row in rows {
+        assert!(number(row, "reads") > 0.0 && number(row, "fetched") > 0.0, "{row}");
+        assert!(0.0 < number(row, "p50_us") && number(row, "p50_us") <= number(row, "max_us"));
+        for bad in ["failed", "not_found", "wrong"] {
+            assert_eq!(number(row, bad), 0.0, "{bad}: {row}");
+        }
+    }
+    // While the reclaimer stands, those who save do its work.
+    assert!(number(&rows[1], "saved") > 0.0, "{}", rows[1]);
+}
+
+#[test]
+fn a_killed_holder_is_noticed_left_alone_and_used_again() {
+    let report = json(&["fault", "--fault", "killed,cut", "--transport", "tcp", "--json"]);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        for time in ["detected_ms", "left_alone_ms", "back_ms", "used_ms"] {
+            assert!(number(row, time) >= 0.0, "{row}");
+        }
+        assert!(number(row, "failed") > 0.0 && number(row, "wrong") == 0.0, "{row}");
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 mod krate {
     pub(super) use crate::{
-        event, fabric, health, lease, limits, memory, peer, policy, protocol, sim, store, types,
+        event, fabric, health, lease, limits, memory, peer, policy, protocol, registry, sim, store,
+        types,
     };
 }
 

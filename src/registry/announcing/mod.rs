@@ -9,6 +9,8 @@
 //!   then, so that both sides speak of the same moment. What differs is announced again.
 //! - A registry that is down delays nothing here but its own calls: they back off, and the set stays.
 
+mod calls;
+mod digests;
 mod drift;
 mod flights;
 mod partitions;
@@ -20,11 +22,13 @@ mod tests;
 use std::fmt::Debug;
 use std::time::Duration;
 
+pub use calls::{Answer, Call};
+pub use digests::Digests;
 pub use pending::Pending;
 
 use super::{
-    Announced, Beat, Load, Partition, PartitionDigest, Presence, Registration, RegistryEpoch,
-    RegistryError, Stamp,
+    Beat, Load, Partition, PartitionDigest, Presence, Registration, RegistryEpoch, RegistryError,
+    Stamp,
 };
 use crate::limits;
 use crate::registry::{Fingerprint, NodeIdentity};
@@ -87,41 +91,6 @@ impl Default for AnnounceOptions {
             pending_max: limits::ANNOUNCE_PENDING_MAX,
         }
     }
-}
-
-/// A call to make.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Call {
-    /// See [`crate::registry::OwnerRegistry::heartbeat`].
-    Heartbeat {
-        /// What it is for.
-        presence: Presence,
-        /// How busy the node is.
-        load: Load,
-        /// What it holds.
-        digests: Vec<PartitionDigest>,
-    },
-    /// See [`crate::registry::OwnerRegistry::announce`].
-    Announce {
-        /// Its place.
-        stamp: Stamp,
-        /// What the node holds.
-        keys: Vec<BlockKey>,
-    },
-    /// See [`crate::registry::OwnerRegistry::withdraw`].
-    Withdraw {
-        /// Its place.
-        stamp: Stamp,
-        /// What the node holds no longer.
-        keys: Vec<BlockKey>,
-    },
-    /// See [`crate::registry::OwnerRegistry::forget`].
-    Forget {
-        /// Its place.
-        stamp: Stamp,
-        /// What is void.
-        partition: Partition,
-    },
 }
 
 /// Changes that were noted elsewhere and that the [`Pending`] set does not know yet.
@@ -279,14 +248,46 @@ impl Announcing {
         batch.into_iter().chain(resync).fold(self.beat_at, Timestamp::min)
     }
 
-    /// The answer to a heartbeat; the blocks of which this node is the only owner are the caller's to
-    /// pass on.
-    pub fn handle_beat(&mut self, answer: Result<&Beat, &RegistryError>, now: Timestamp) {
+    /// The answer to a call. `hint` hears of owner counts: a block that this node announced, and how
+    /// many live owners it has, this node among them.
+    pub fn handle_answer(
+        &mut self,
+        answer: &Answer,
+        hint: &mut dyn FnMut(&BlockKey, u32),
+        now: Timestamp,
+    ) {
+        match answer {
+            Answer::Heartbeat(Ok(beat)) => {
+                beat.sole.iter().for_each(|key| hint(key, 1));
+                self.handle_beat(beat, now);
+            }
+            Answer::Heartbeat(Err(error)) => {
+                self.beating = None;
+                self.failed(error, now);
+            }
+            Answer::Announce { stamp, keys, result } => {
+                for (key, owners) in keys.iter().zip(result.iter().flat_map(|told| &told.owners)) {
+                    if *owners > 0 {
+                        hint(key, *owners);
+                    } else {
+                        self.drift.refuse(Fingerprint::of(key).partition());
+                    }
+                }
+                let epoch = result.as_ref().map(|announced| Some(announced.registry));
+                self.ended(stamp, epoch, now);
+            }
+            Answer::Withdraw { stamp, result } => {
+                let epoch = result.as_ref().map(|withdrawn| Some(withdrawn.registry));
+                self.ended(stamp, epoch, now);
+            }
+            Answer::Forget { stamp, result } => {
+                self.ended(stamp, result.as_ref().map(|()| None), now);
+            }
+        }
+    }
+
+    fn handle_beat(&mut self, beat: &Beat, now: Timestamp) {
         let told = self.beating.take().unwrap_or_default();
-        let beat = match answer {
-            Ok(beat) => beat,
-            Err(error) => return self.failed(error, now),
-        };
         let interval = self.options.heartbeat_interval;
         self.beat_at = now + interval.min(beat.registration.lease / 3);
         self.connected = true;
@@ -307,31 +308,6 @@ impl Announcing {
         }
     }
 
-    /// The answer to an announce, with the keys that it was about.
-    pub fn handle_announced(
-        &mut self,
-        stamp: &Stamp,
-        answer: Result<(&Announced, &[BlockKey]), &RegistryError>,
-        now: Timestamp,
-    ) {
-        if let Ok((announced, keys)) = answer {
-            let refused = keys.iter().zip(&announced.owners).filter(|(_, owners)| **owners == 0);
-            refused.for_each(|(key, _)| self.drift.refuse(Fingerprint::of(key).partition()));
-        }
-        self.ended(stamp, answer.map(|(announced, _)| announced.registry), now);
-    }
-
-    /// The answer to a withdraw or a forget; a forget says no epoch.
-    pub fn handle_withdrawn(
-        &mut self,
-        stamp: &Stamp,
-        answer: Result<Option<RegistryEpoch>, &RegistryError>,
-        now: Timestamp,
-    ) {
-        let known = self.registration.map_or(RegistryEpoch(0), |known| known.registry);
-        self.ended(stamp, answer.map(|epoch| epoch.unwrap_or(known)), now);
-    }
-
     /// No answer to any call under way will come.
     pub fn handle_loss(&mut self, now: Timestamp) {
         let error = RegistryError::Unreachable { reason: "a call ended without an answer".into() };
@@ -341,10 +317,11 @@ impl Announcing {
         self.failed(&error, now);
     }
 
+    /// A batch ended; an answer may say of which start of the registry it is.
     fn ended(
         &mut self,
         stamp: &Stamp,
-        answer: Result<RegistryEpoch, &RegistryError>,
+        answer: Result<Option<RegistryEpoch>, &RegistryError>,
         now: Timestamp,
     ) {
         let known = self.registration.map_or(0, |known| known.number);
@@ -357,7 +334,8 @@ impl Announcing {
             Ok(epoch) => {
                 self.failures = 0;
                 // A registry of another start answered: it will not know us; find out now.
-                if self.registration.is_some_and(|known| known.registry != epoch) {
+                let known = self.registration.map(|known| known.registry);
+                if epoch.is_some() && epoch != known {
                     self.beat_at = now;
                 }
             }

@@ -3,11 +3,13 @@
 //! it knows exactly what is true.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex as StdMutex;
+use std::pin::pin;
+use std::sync::{Arc, Mutex as StdMutex};
+use std::task::{Context, Poll, Waker};
 
 use super::*;
 use crate::registry::{
-    Batch, Directory, DirectoryOptions, Heartbeat, Missing, NodeIdentity, PlanQuery,
+    Batch, Directory, DirectoryOptions, InProcess, Missing, NodeIdentity, PlanQuery,
 };
 use crate::sim::Random;
 use crate::types::{BlockHash, NamespaceId};
@@ -67,13 +69,6 @@ impl News for Noted {
     }
 }
 
-#[derive(Debug, Clone)]
-enum Answer {
-    Beat(Result<Beat, RegistryError>),
-    Announced(Result<Announced, RegistryError>),
-    Withdrawn(Result<Option<RegistryEpoch>, RegistryError>),
-}
-
 #[derive(Debug)]
 struct Underway {
     call: Call,
@@ -92,7 +87,7 @@ struct World {
     random: Random,
     now: Timestamp,
     epoch: u64,
-    directory: Directory,
+    directory: Arc<Directory>,
     announcing: Announcing,
     noted: Noted,
     truth: Truth,
@@ -101,8 +96,12 @@ struct World {
     most_underway: usize,
 }
 
-fn directory(epoch: u64) -> Directory {
-    Directory::new(RegistryEpoch(epoch), DirectoryOptions::default())
+fn directory(epoch: u64) -> Arc<Directory> {
+    Arc::new(Directory::new(RegistryEpoch(epoch), DirectoryOptions::default()))
+}
+
+fn asking() -> Context<'static> {
+    Context::from_waker(Waker::noop())
 }
 
 impl World {
@@ -186,22 +185,11 @@ impl World {
 
     fn apply(&self, call: &Call) -> Answer {
         let now = self.now;
-        match call {
-            Call::Heartbeat { presence, load, digests } => {
-                let heartbeat = Heartbeat { presence: *presence, load: *load, digests };
-                Answer::Beat(self.directory.heartbeat(&identity(), heartbeat, now))
-            }
-            Call::Announce { stamp, keys } => {
-                Answer::Announced(self.directory.announce(Batch { stamp: *stamp, keys }, now))
-            }
-            Call::Withdraw { stamp, keys } => {
-                let answer = self.directory.withdraw(Batch { stamp: *stamp, keys }, now);
-                Answer::Withdrawn(answer.map(|answer| Some(answer.registry)))
-            }
-            Call::Forget { stamp, partition } => {
-                let answer = self.directory.forget(*stamp, *partition, now);
-                Answer::Withdrawn(answer.map(|()| None))
-            }
+        let registry = InProcess::new(Arc::clone(&self.directory), move || now);
+        let made = pin!(call.clone().make(&registry, &identity())).poll(&mut asking());
+        match made {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => panic!("a directory answers at once"),
         }
     }
 
@@ -217,31 +205,14 @@ impl World {
         underway.repeats = false;
     }
 
-    fn answer(&mut self, at: usize, answer: Answer) {
+    fn answer(&mut self, at: usize, answer: &Answer) {
         self.underway[at].waits = false;
-        let now = self.now;
-        match (&self.underway[at].call, &answer) {
-            (_, Answer::Beat(answer)) => self.announcing.handle_beat(answer.as_ref(), now),
-            (Call::Announce { stamp, keys }, Answer::Announced(answer)) => {
-                let answer = answer.as_ref().map(|answer| (answer, keys.as_slice()));
-                self.announcing.handle_announced(stamp, answer, now);
-            }
-            (
-                Call::Withdraw { stamp, .. } | Call::Forget { stamp, .. },
-                Answer::Withdrawn(answer),
-            ) => self.announcing.handle_withdrawn(stamp, answer.as_ref().copied(), now),
-            other => panic!("{other:?}"),
-        }
+        self.announcing.handle_answer(answer, &mut |_, _| {}, self.now);
     }
 
     fn give_up(&mut self, at: usize) {
-        let lost = RegistryError::TimedOut(PATIENCE);
-        let answer = match &self.underway[at].call {
-            Call::Heartbeat { .. } => Answer::Beat(Err(lost)),
-            Call::Announce { .. } => Answer::Announced(Err(lost)),
-            _ => Answer::Withdrawn(Err(lost)),
-        };
-        self.answer(at, answer);
+        let answer = self.underway[at].call.clone().fail(RegistryError::TimedOut(PATIENCE));
+        self.answer(at, &answer);
     }
 
     /// Goes on to the next thing that happens, at most until `until`.
@@ -266,7 +237,7 @@ impl World {
                 continue;
             }
             match underway.answer.clone() {
-                Some((due, answer)) if due <= self.now => self.answer(at, answer),
+                Some((due, answer)) if due <= self.now => self.answer(at, &answer),
                 _ if underway.given_up <= self.now => self.give_up(at),
                 _ => {}
             }
@@ -287,7 +258,8 @@ impl World {
     fn listed(&self) -> BTreeSet<u32> {
         let is_listed = |number: &u32| {
             let asker = NodeId([9; 16]);
-            let query = PlanQuery { asker, keys: &[key(*number)], avoid: &[], choice: 0 };
+            let keys = [key(*number)];
+            let query = PlanQuery::new(asker, &keys);
             self.directory.plan(query, self.now).unwrap().missing == 0
         };
         (0..KEYS).filter(is_listed).collect()

@@ -10,44 +10,12 @@ use tokio::time::sleep;
 
 use super::{AnnouncerParts, Note, Shared, Stop};
 use crate::event::{Event, RegistryCall};
-use crate::registry::announcing::{Announcing, Call, News, Pending};
-use crate::registry::{
-    Announced, Batch, Beat, Heartbeat, NodeIdentity, OwnerRegistry, Presence, RegistryError, Stamp,
-    Withdrawn,
-};
+use crate::registry::announcing::{Announcing, Answer, News, Pending};
+use crate::registry::{Heartbeat, Presence};
 use crate::runtime::clock::Clock;
 use crate::sync::lock;
 use crate::sys::eventfd::EventFd;
 use crate::types::BlockKey;
-
-/// A call that ended.
-#[derive(Debug)]
-enum Done {
-    Heartbeat(Result<Beat, RegistryError>),
-    Announce(Stamp, Vec<BlockKey>, Result<Announced, RegistryError>),
-    Withdraw(Stamp, Result<Withdrawn, RegistryError>),
-    Forget(Stamp, Result<(), RegistryError>),
-}
-
-async fn make(registry: Arc<dyn OwnerRegistry>, node: NodeIdentity, call: Call) -> Done {
-    match call {
-        Call::Heartbeat { presence, load, digests } => {
-            let heartbeat = Heartbeat { presence, load, digests: &digests };
-            Done::Heartbeat(registry.heartbeat(&node, heartbeat).await)
-        }
-        Call::Announce { stamp, keys } => {
-            let answer = registry.announce(Batch { stamp, keys: &keys }).await;
-            Done::Announce(stamp, keys, answer)
-        }
-        Call::Withdraw { stamp, keys } => {
-            let answer = registry.withdraw(Batch { stamp, keys: &keys }).await;
-            Done::Withdraw(stamp, answer)
-        }
-        Call::Forget { stamp, partition } => {
-            Done::Forget(stamp, registry.forget(stamp, partition).await)
-        }
-    }
-}
 
 /// Who waits until everything up to a ticket is answered.
 type Waiter = (u64, oneshot::Sender<()>);
@@ -115,7 +83,8 @@ impl Task {
                 self.announcing.poll_call(&mut noted, residents.as_ref(), self.clock.now())
             {
                 let registry = Arc::clone(&self.parts.registry);
-                calls.spawn(make(registry, self.parts.identity.clone(), call));
+                let node = self.parts.identity.clone();
+                calls.spawn(async move { call.make(registry.as_ref(), &node).await });
             }
             self.publish();
             let idle = self.announcing.pending().is_empty();
@@ -135,7 +104,7 @@ impl Task {
                     }
                 }
                 Some(done) = calls.join_next() => match done {
-                    Ok(done) => self.handle(done),
+                    Ok(answer) => self.handle(&answer),
                     // It panicked, and says no more which call it was.
                     Err(_panicked) => {
                         calls.abort_all();
@@ -152,48 +121,26 @@ impl Task {
         }
     }
 
-    fn handle(&mut self, done: Done) {
-        let now = self.clock.now();
-        let (call, error) = match &done {
-            Done::Heartbeat(answer) => (RegistryCall::Heartbeat, answer.as_ref().err()),
-            Done::Announce(_, _, answer) => (RegistryCall::Announce, answer.as_ref().err()),
-            Done::Withdraw(_, answer) => (RegistryCall::Withdraw, answer.as_ref().err()),
-            Done::Forget(_, answer) => (RegistryCall::Withdraw, answer.as_ref().err()),
+    fn handle(&mut self, answer: &Answer) {
+        let call = match answer {
+            Answer::Heartbeat(_) => RegistryCall::Heartbeat,
+            Answer::Announce { .. } => RegistryCall::Announce,
+            Answer::Withdraw { .. } | Answer::Forget { .. } => RegistryCall::Withdraw,
         };
-        self.parts.events.emit(match error {
+        let AnnouncerParts { hints, events, .. } = &self.parts;
+        events.emit(match answer.error() {
             None => Event::RegistryAnswered { call },
             Some(error) => {
                 lock(&self.shared.state).last_error = Some(error.to_string());
                 Event::RegistryFailed { call }
             }
         });
-        match &done {
-            Done::Heartbeat(answer) => {
-                let sole = answer.iter().flat_map(|beat| &beat.sole);
-                sole.for_each(|key| self.hint(key, 1));
-                self.announcing.handle_beat(answer.as_ref(), now);
-            }
-            Done::Announce(stamp, keys, answer) => {
-                let owners = answer.iter().flat_map(|answer| &answer.owners);
-                let counted = keys.iter().zip(owners).filter(|(_, owners)| **owners > 0);
-                counted.for_each(|(key, owners)| self.hint(key, *owners));
-                let answer = answer.as_ref().map(|answer| (answer, keys.as_slice()));
-                self.announcing.handle_announced(stamp, answer, now);
-            }
-            Done::Withdraw(stamp, answer) => {
-                let answer = answer.as_ref().map(|answer| Some(answer.registry));
-                self.announcing.handle_withdrawn(stamp, answer, now);
-            }
-            Done::Forget(stamp, answer) => {
-                let answer = answer.as_ref().map(|()| None);
-                self.announcing.handle_withdrawn(stamp, answer, now);
-            }
-        }
-    }
-
-    fn hint(&self, key: &BlockKey, owners: u32) {
-        self.parts.hints.owners(key, owners);
-        self.parts.events.emit(Event::OwnersSeen { owners });
+        let mut hint = |key: &BlockKey, owners| {
+            hints.owners(key, owners);
+            events.emit(Event::OwnersSeen { owners });
+        };
+        let now = self.clock.now();
+        self.announcing.handle_answer(answer, &mut hint, now);
     }
 
     /// Tells those who look, then those who wait: who waited sees the state that ended the wait.

@@ -59,8 +59,8 @@ impl Flaky {
 
     fn missing(&self) -> BTreeSet<u32> {
         let missing = |number: &u32| {
-            let query =
-                PlanQuery { asker: NodeId([9; 16]), keys: &[key(*number)], avoid: &[], choice: 0 };
+            let keys = [key(*number)];
+            let query = PlanQuery::new(NodeId([9; 16]), &keys);
             let plan = self.inner.directory().plan(query, Timestamp::ZERO);
             plan.unwrap().missing == 1
         };

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fabric::{RegionId, RemoteSpan};
+use crate::types::Nic;
 
 /// Memory that counts how much of it is owned by somebody.
 #[derive(Debug)]
@@ -37,21 +38,25 @@ fn capabilities(reads_outstanding: usize) -> Capabilities {
     }
 }
 
-/// Blocks that cannot coalesce, so that each is one READ.
-fn blocks(live: &Rc<Cell<usize>>, count: u64) -> Vec<(BlockRead, Memory)> {
-    (0..count)
-        .map(|i| {
-            let read = BlockRead {
-                remote: RemoteSpan { rkey: 1, address: i * 1000, len: 100 },
-                local: RegisteredSpan { region: RegionId(0), offset: i * 100, len: 100 },
-            };
-            (read, Memory::new(live))
-        })
-        .collect()
+/// Begins a transfer of blocks that cannot coalesce, so that each is one READ.
+fn begin(
+    table: &mut Transfers<Memory>,
+    until: Timestamp,
+    live: &Rc<Cell<usize>>,
+    count: u64,
+) -> TransferId {
+    let mut list = ReadList::default();
+    for i in 0..count {
+        let remote = RemoteSpan { rkey: 1, address: i * 1000, len: 100 };
+        let local = RegisteredSpan { region: RegionId(0), offset: i * 100, len: 100 };
+        list.push([remote], [local]).unwrap();
+    }
+    table.begin(CONNECTION, until, &list, (0..count).map(|_| Memory::new(live)))
 }
 
 fn complete(work: &ReadWork, status: CompletionStatus) -> Completion {
-    Completion { connection: CONNECTION, wr_id: work.wr_id, status }
+    let path = Path::default();
+    Completion { connection: CONNECTION, wr_id: work.wr_id, status, path }
 }
 
 fn until(seconds: u64) -> Timestamp {
@@ -62,7 +67,7 @@ fn until(seconds: u64) -> Timestamp {
 fn a_read_that_ends_after_the_deadline_has_failed() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(8));
-    table.begin(CONNECTION, until(1), blocks(&live, 3).into_iter());
+    begin(&mut table, until(1), &live, 3);
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
     table.poll_post(&mut batch);
     let success = |at: usize| complete(&batch.works[at], CompletionStatus::Success);
@@ -82,7 +87,7 @@ fn a_read_that_ends_after_the_deadline_has_failed() {
 fn a_transfer_ends_when_its_last_read_does() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(8));
-    let id = table.begin(CONNECTION, until(1), blocks(&live, 3).into_iter());
+    let id = begin(&mut table, until(1), &live, 3);
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
     assert_eq!(table.poll_post(&mut batch), Some(CONNECTION));
     assert_eq!((batch.works.len(), batch.segments.len()), (3, 3));
@@ -92,7 +97,10 @@ fn a_transfer_ends_when_its_last_read_does() {
             table.handle_completion(&complete(work, CompletionStatus::Success), Timestamp::ZERO)
         );
     }
-    assert_eq!(table.poll_finished(&mut out), Some(Finished { id, connection: CONNECTION }));
+    assert_eq!(
+        table.poll_finished(&mut out),
+        Some(Finished { id, connection: CONNECTION, paths: Path::default().into() })
+    );
     assert!(out.iter().all(|block| block.outcome.is_ok()));
     assert_eq!((out.len(), live.get(), table.running()), (3, 3, 0));
 }
@@ -101,7 +109,7 @@ fn a_transfer_ends_when_its_last_read_does() {
 fn credits_bound_what_is_outstanding() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(2));
-    table.begin(CONNECTION, until(1), blocks(&live, 5).into_iter());
+    begin(&mut table, until(1), &live, 5);
     let (mut first, mut more) = (ReadBatch::default(), ReadBatch::default());
     table.poll_post(&mut first);
     assert_eq!(first.works.len(), 2);
@@ -122,7 +130,7 @@ fn credits_bound_what_is_outstanding() {
 fn invariant_1_memory_comes_back_with_the_flush_not_with_the_timeout() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(8));
-    table.begin(CONNECTION, until(1), blocks(&live, 2).into_iter());
+    begin(&mut table, until(1), &live, 2);
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
     table.poll_post(&mut batch);
     assert!(
@@ -149,18 +157,42 @@ fn invariant_1_memory_comes_back_with_the_flush_not_with_the_timeout() {
     assert_eq!(outcomes, [Ok(()), Err(Scope::Path)], "a flush that we caused blames the path");
 }
 
+#[test]
+fn a_transfer_says_what_it_went_over_what_it_failed_on_and_what_hung() {
+    let (live, path) = (Rc::default(), |nic| Path { local: Nic(nic), remote: Nic(nic) });
+    let run = |ends: &[(u8, CompletionStatus)], late: bool| {
+        let mut table = Transfers::new(capabilities(8));
+        begin(&mut table, until(1), &live, ends.len() as u64);
+        let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
+        table.poll_post(&mut batch);
+        for (work, (nic, status)) in batch.works.iter().zip(ends) {
+            if late && *status == CompletionStatus::Flushed {
+                table.handle_timeout(Scope::Path, until(1));
+            }
+            let done = Completion { path: path(*nic), ..complete(work, *status) };
+            assert!(table.handle_completion(&done, Timestamp::ZERO));
+        }
+        table.poll_finished(&mut out).unwrap().paths
+    };
+    let (good, gone) = (CompletionStatus::Success, CompletionStatus::Unreachable);
+    let flushed = CompletionStatus::Flushed;
+    assert_eq!(run(&[(0, good), (1, good), (0, good)], false).as_slice(), [path(0), path(1)]);
+    assert_eq!(run(&[(0, good), (1, gone), (0, flushed)], false).as_slice(), [path(1)]);
+    assert_eq!(run(&[(0, good), (1, flushed)], true).as_slice(), [path(1)]);
+}
+
 /// DESIGN §6, invariant 4: a completion of an earlier tenant of a slot credits nothing.
 #[test]
 fn invariant_4_a_stale_completion_is_dropped() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(8));
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
-    table.begin(CONNECTION, until(1), blocks(&live, 1).into_iter());
+    begin(&mut table, until(1), &live, 1);
     table.poll_post(&mut batch);
     let old = complete(&batch.works[0], CompletionStatus::Success);
     assert!(table.handle_completion(&old, Timestamp::ZERO));
     table.poll_finished(&mut out);
-    table.begin(CONNECTION, until(1), blocks(&live, 1).into_iter());
+    begin(&mut table, until(1), &live, 1);
     table.poll_post(&mut batch);
     assert!(!table.handle_completion(&old, Timestamp::ZERO), "the slot has a new tenant");
     let unknown = WrId { slot: 77, generation: 0 };
@@ -180,7 +212,7 @@ fn invariant_4_a_stale_completion_is_dropped() {
 fn the_first_failure_names_the_fault_of_the_rest() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(2));
-    table.begin(CONNECTION, until(1), blocks(&live, 3).into_iter());
+    begin(&mut table, until(1), &live, 3);
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
     table.poll_post(&mut batch);
     assert!(table.handle_completion(
@@ -201,7 +233,7 @@ fn the_first_failure_names_the_fault_of_the_rest() {
 fn a_refused_post_fails_its_blocks_at_once() {
     let live = Rc::default();
     let mut table = Transfers::new(capabilities(8));
-    table.begin(CONNECTION, until(1), blocks(&live, 2).into_iter());
+    begin(&mut table, until(1), &live, 2);
     let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
     table.poll_post(&mut batch);
     table.handle_post_refused(CONNECTION, &batch, Scope::Path);
@@ -212,7 +244,7 @@ fn a_refused_post_fails_its_blocks_at_once() {
 #[test]
 fn a_transfer_without_blocks_is_finished() {
     let mut table = Transfers::<Memory>::new(capabilities(8));
-    table.begin(CONNECTION, until(1), std::iter::empty());
+    table.begin(CONNECTION, until(1), &ReadList::default(), std::iter::empty());
     assert!(table.poll_finished(&mut Vec::new()).is_some());
 }
 
@@ -259,7 +291,7 @@ proptest! {
             match step {
                 Step::Begin(count) => {
                     begun += usize::try_from(count).unwrap();
-                    table.begin(CONNECTION, until(now), blocks(&live, count).into_iter());
+                    begin(&mut table, until(now), &live, count);
                 }
                 Step::Post => {
                     table.poll_post(&mut batch);

@@ -12,9 +12,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::iter::Sum;
 
+use super::device::Device;
+use super::probe::PROBE_BYTES;
 use super::wr_id::{Work, truncate};
-use crate::fabric::{CompletionStatus, RemoteSpan, WrId};
-use crate::verbs::{QueuePair, Segment, SendList};
+use crate::fabric::{CompletionStatus, FabricError, RemoteSpan, WrId};
+use crate::types::{Nic, Path};
+use crate::verbs::{QueuePair, Segment, SendList, VerbsError};
 
 /// Every so many READs of a list report their success, so that blocks at the start of a long list do
 /// not wait for its end.
@@ -58,6 +61,13 @@ pub(super) struct Rail {
     pub(super) peer: u8,
     /// Longest READ that both ports carry, bytes.
     pub(super) longest: u32,
+}
+
+impl Rail {
+    /// The path that it is, for those who judge paths.
+    pub(super) const fn path(self) -> Path {
+        Path { local: Nic(self.nic), remote: Nic(self.peer) }
+    }
 }
 
 /// What queue pairs were given.
@@ -125,6 +135,33 @@ impl Lane {
         self.rail
     }
 
+    /// Lanes before it are gone. Nothing of its own is outstanding by its old number.
+    pub(super) fn renumber(&mut self, index: u8) {
+        self.index = index;
+    }
+
+    /// Waits for the peer's pattern.
+    pub(super) fn await_probe(&self, device: &Device) -> Result<(), VerbsError> {
+        let Some(pair) = &self.pair else { return Ok(()) };
+        let id = Work::LaneReceive { lane: self.index }.encode();
+        pair.post_receive(id, segment(device, PROBE_BYTES))
+    }
+
+    /// Sends the pattern.
+    pub(super) fn send_probe(&mut self, device: &Device) -> Result<(), VerbsError> {
+        let Some(pair) = &self.pair else { return Ok(()) };
+        self.list.clear();
+        let id = Work::LaneProbe { lane: self.index }.encode();
+        self.list.send(id, std::iter::once(segment(device, 0)), false);
+        let posted = pair.post_send(&mut self.list);
+        self.list.clear();
+        posted.map_err(|part| {
+            let call = "ibv_post_send of a lane's probe".to_owned();
+            let remedy = "the device may be going away";
+            FabricError::Os { call, source: part.source, remedy }.into()
+        })
+    }
+
     /// Both ends agree where it runs.
     pub(super) fn set_rail(&mut self, rail: Rail) {
         self.rail = rail;
@@ -143,6 +180,11 @@ impl Lane {
     /// READs whose end was not told yet.
     pub(super) fn reads(&self) -> usize {
         self.reads
+    }
+
+    /// Whether all that is outstanding is a READ of no bytes.
+    pub(super) fn reads_nothing(&self) -> bool {
+        self.bytes == 0 && !self.posted.is_empty()
     }
 
     /// Bytes that outstanding READs read.
@@ -283,6 +325,15 @@ impl Lane {
         let ends = self.posted.drain(..).filter(|one| one.tells == Tells::End);
         ends.for_each(|one| each(one.wr_id));
         (self.reads, self.bytes) = (0, 0);
+    }
+}
+
+/// The part of a NIC's memory for probes of lanes that begins at `offset`.
+fn segment(device: &Device, offset: usize) -> Segment {
+    Segment {
+        addr: device.lane_probe.address() + offset as u64,
+        length: u32::try_from(PROBE_BYTES).unwrap_or(0),
+        lkey: device.lane_probe.lkey(),
     }
 }
 

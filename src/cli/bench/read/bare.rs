@@ -15,7 +15,7 @@ use crate::fabric::{
 };
 use crate::memory::HostPool;
 use crate::runtime::clock::Clock;
-use crate::transfer::{BlockRead, FinishedBlock, TransferId, Transfers};
+use crate::transfer::{FinishedBlock, ReadList, TransferId, Transfers};
 use crate::types::Timestamp;
 
 /// How long a poll waits.
@@ -31,6 +31,7 @@ pub(super) struct Reader<F> {
     local: Region,
     served: Served,
     transfers: Transfers<()>,
+    list: ReadList,
     posts: ReadBatch,
     events: EventBatch,
     finished: Vec<FinishedBlock<()>>,
@@ -81,6 +82,7 @@ impl<F: Wire> Reader<F> {
             connection,
             local,
             served,
+            list: ReadList::default(),
             posts: ReadBatch::default(),
             events,
             finished: Vec::new(),
@@ -97,12 +99,16 @@ impl<F: Wire> Reader<F> {
         let begun = self.clock.now();
         let (served, region, size) = (self.served, self.local.id, load.size);
         let first = slot * u64::from(size) * load.batch as u64;
-        let blocks = numbers.take(load.batch).enumerate().map(|(at, number)| {
+        self.list.clear();
+        for (at, number) in numbers.take(load.batch).enumerate() {
             let remote = served.span(u64::from(number) * u64::from(size), size);
             let offset = first + at as u64 * u64::from(size);
-            (BlockRead { remote, local: RegisteredSpan { region, offset, len: size } }, ())
-        });
-        let id = self.transfers.begin(self.connection, begun + PATIENCE, blocks);
+            let local = RegisteredSpan { region, offset, len: size };
+            // Both sides have the length `size`.
+            self.list.push([remote], [local]).ok();
+        }
+        let blocks = std::iter::repeat_n((), self.list.len());
+        let id = self.transfers.begin(self.connection, begun + PATIENCE, &self.list, blocks);
         Running { id, begun, slot }
     }
 

@@ -30,7 +30,7 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     /// The same settings as arguments of another process.
-    pub(super) fn arguments(&self) -> Vec<String> {
+    pub(in crate::cli::bench) fn arguments(&self) -> Vec<String> {
         let Self { rdma_device, gid_index, poll } = self;
         let device = rdma_device.iter().flat_map(|name| ["--rdma-device".to_owned(), name.clone()]);
         let index = gid_index.iter().flat_map(|at| ["--gid-index".to_owned(), at.to_string()]);

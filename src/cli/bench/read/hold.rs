@@ -26,6 +26,7 @@ use crate::limits::STREAMS_MAX;
 use crate::memory::{HostPool, PoolOptions};
 use crate::runtime::deadline::Deadline;
 use crate::types::{Namespace, NodeId, PoolId};
+use crate::verbs::PollMode;
 
 /// How long a poll waits.
 const WAIT: Duration = Duration::from_millis(20);
@@ -164,7 +165,9 @@ impl Hold<'_> {
                 Serving::start(fabric::shm(Some((listen, node)), STREAMS_MAX)?, bytes)
             }
             Transport::Verbs => {
-                Serving::start(fabric::verbs(&self.args.device, Some(listen), STREAMS_MAX)?, bytes)
+                // It has no part in READs: a processor that it spins on is one that the device lacks.
+                let device = DeviceArgs { poll: Some(PollMode::Event), ..self.args.device.clone() };
+                Serving::start(fabric::verbs(&device, Some(listen), STREAMS_MAX)?, bytes)
             }
         }?;
         let Serving { endpoint, region, .. } = serving;

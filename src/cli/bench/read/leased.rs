@@ -66,8 +66,9 @@ impl Landing for Scratch {
         }
     }
 
-    fn span(&self, memory: &Piece) -> RegisteredSpan {
-        RegisteredSpan { region: self.region.id, offset: memory.offset, len: memory.len }
+    fn spans(&self, memory: &Piece) -> impl Iterator<Item = RegisteredSpan> {
+        let (region, offset, len) = (self.region.id, memory.offset, memory.len);
+        std::iter::once(RegisteredSpan { region, offset, len })
     }
 
     fn checksum(&self, memory: &Piece) -> u64 {

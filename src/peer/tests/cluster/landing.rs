@@ -1,7 +1,7 @@
 //! A node's memory and residents.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use super::super::krate::memory::{HostPool, Reservation};
 use super::super::krate::peer::{Landing, Published};
 use super::super::krate::policy::Origin;
 use super::super::krate::store::{Evicted, InsertError, Payload, Store};
-use super::super::krate::types::{BlockKey, EvictionRank, Extent, ResidentCause};
+use super::super::krate::types::{BlockKey, EvictionRank, Extent, ResidentCause, ResidentId};
+use super::ledger::Ledger;
 use super::{bytes_of, key_of};
 
 /// Extents that the peer core owns as destinations, by offset.
@@ -67,12 +68,29 @@ pub(crate) struct TestLanding {
     /// Requesters that those had been served to.
     pub(crate) readers_of_evicted: u64,
     pub(crate) pause_ms: u32,
+    pub(crate) ledger: Arc<Ledger>,
+    /// Residents that a peer sent.
+    pub(crate) fetched: BTreeSet<ResidentId>,
 }
 
 impl TestLanding {
-    pub(super) fn new(store: Arc<Store>, pool: Arc<HostPool>, region: Region) -> Self {
-        let owned = Owned::default();
-        Self { store, pool, region, owned, evicted: 0, readers_of_evicted: 0, pause_ms: 0 }
+    pub(super) fn new(
+        store: Arc<Store>,
+        pool: Arc<HostPool>,
+        region: Region,
+        ledger: Arc<Ledger>,
+    ) -> Self {
+        Self {
+            store,
+            pool,
+            region,
+            owned: Owned::default(),
+            evicted: 0,
+            readers_of_evicted: 0,
+            pause_ms: 0,
+            ledger,
+            fetched: BTreeSet::new(),
+        }
     }
 
     /// Evicts one resident; its memory is overwritten and given back.
@@ -85,6 +103,8 @@ impl TestLanding {
         scribble(&self.pool, payload.extent);
         self.pool.release(payload.extent).unwrap();
         self.evicted += 1;
+        self.fetched.remove(&id);
+        self.ledger.change(&key, false);
         Some(key)
     }
 
@@ -110,6 +130,7 @@ impl TestLanding {
         match self.store.insert(key_of(block), payload, origin, false) {
             Ok(_) => {
                 let _resident = reservation.into_extent();
+                self.ledger.change(&key_of(block), true);
             }
             Err(InsertError::AlreadyResident(_)) => {
                 self.store.already_resident(&key_of(block), ResidentCause::PartialHit);
@@ -158,9 +179,9 @@ impl Landing for TestLanding {
         }
     }
 
-    fn span(&self, memory: &Destination) -> RegisteredSpan {
+    fn spans(&self, memory: &Destination) -> impl Iterator<Item = RegisteredSpan> {
         let Extent { offset, len, .. } = memory.extent();
-        RegisteredSpan { region: self.region.id, offset, len }
+        std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
     }
 
     fn checksum(&self, memory: &Destination) -> u64 {
@@ -179,6 +200,8 @@ impl Landing for TestLanding {
             match self.store.insert(key, payload, Origin::Fetched { source: rank }, true) {
                 Ok(found) => {
                     memory.hand_over();
+                    self.fetched.insert(found.id);
+                    self.ledger.change(&key, true);
                     return Published::Stored(found);
                 }
                 Err(InsertError::AlreadyResident(_)) => {
