@@ -106,7 +106,6 @@ fn reads_beyond_a_window_stay_in_its_region<H: Harness>() {
     lent.succeeds(granted);
     lent.succeeds(RemoteSpan { address: granted.address - 1, ..granted });
     lent.succeeds(RemoteSpan { len: granted.len + 1, ..granted });
-    println!("observed: READs of one byte before and behind a window's bounds succeed");
     for (offset, before, behind) in [(0, 1, 0), (LEN as u64 - 3_000, 0, 1)] {
         let mut lent = Lent::<H>::new();
         let granted = lent.grant(3, offset, 3_000);
