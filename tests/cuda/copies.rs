@@ -10,7 +10,8 @@ use kvrail::cuda::{
 use crate::cuda_standin::StandIn;
 use crate::{context, host, used};
 
-const LEN: u64 = 64 << 10;
+const BYTES: usize = 64 << 10;
+const LEN: u64 = BYTES as u64;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Host memory on both sides of device memory.
@@ -25,7 +26,7 @@ impl Scene {
     fn new(standin: &StandIn) -> Self {
         let context = context(standin);
         let (source, target) = (host(&context, LEN), host(&context, LEN));
-        let bytes: Vec<u8> = (0..=250).cycle().take(LEN as usize).collect();
+        let bytes: Vec<u8> = (0..=250).cycle().take(BYTES).collect();
         source.mapping().write(0, &bytes).unwrap();
         let device = DeviceMemory::allocate(&context.bind().unwrap(), LEN).unwrap();
         Self { context, source, device, target }
@@ -45,7 +46,7 @@ impl Scene {
 }
 
 fn bytes(host: &HostRegistration) -> Vec<u8> {
-    let mut bytes = vec![0; LEN as usize];
+    let mut bytes = vec![0; BYTES];
     host.mapping().read(0, &mut bytes).unwrap();
     bytes
 }
@@ -97,7 +98,7 @@ fn rows_are_gathered_and_scattered() {
     queue.submit(&bound, (&device, &target), &[back], 2).unwrap();
     poll_until(&mut queue, &bound, 2);
     let (sent, arrived) = (bytes(&scene.source), scene.arrived());
-    let mut expected = vec![0; LEN as usize];
+    let mut expected = vec![0; BYTES];
     for row in 0..16 {
         expected[200 + row * 1000..][..100].copy_from_slice(&sent[50 + row * 100..][..100]);
     }

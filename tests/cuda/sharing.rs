@@ -11,7 +11,8 @@ use kvrail::cuda::{
 use crate::cuda_standin::StandIn;
 use crate::{context, host, used};
 
-pub(crate) const LEN: u64 = 3 << 20;
+const BYTES: usize = 3 << 20;
+pub(crate) const LEN: u64 = BYTES as u64;
 const LIBRARY: &str = "KVRAIL_TEST_EXPORTER";
 
 /// An engine: another process that has memory on the device.
@@ -59,7 +60,7 @@ fn engine_process() {
     let bound = context.bind().unwrap();
     let memory = DeviceMemory::allocate_plain(&bound, LEN).unwrap();
     let source = host(&context, LEN);
-    source.mapping().write(0, &[7; LEN as usize]).unwrap();
+    source.mapping().write(0, &[7; BYTES]).unwrap();
     let mut queue = CopyQueue::new(&bound, 1).unwrap();
     let (from, to) = (End::Host(source), End::Device(Arc::clone(&memory)));
     queue.submit(&bound, (&from, &to), &[Piece::contiguous(0, 0, LEN)], 0).unwrap();
@@ -89,10 +90,7 @@ fn an_engines_memory_is_read_and_goes_without_a_trace() {
     let (from, to) = (End::Device(Arc::clone(&memory)), End::Host(Arc::clone(&target)));
     queue.submit(&bound, (&from, &to), &[Piece::contiguous(0, 0, LEN)], 0).unwrap();
     queue.drain(&bound, &mut Vec::new()).unwrap();
-    assert_eq!(
-        target.mapping().checksum(0, LEN),
-        Ok(kvrail::memory::checksum_bytes(&[7; LEN as usize]))
-    );
+    assert_eq!(target.mapping().checksum(0, LEN), Ok(kvrail::memory::checksum_bytes(&[7; BYTES])));
     engine.kill();
     // The engine is gone; what is open here stays valid until it is closed here.
     queue.submit(&bound, (&from, &to), &[Piece::contiguous(0, 0, 4096)], 1).unwrap();

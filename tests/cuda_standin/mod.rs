@@ -2,7 +2,6 @@
 //! own beside it.
 #![expect(unsafe_code, reason = "asks the stand-in how often it was called")]
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -68,8 +67,7 @@ fn compile(without: &[&str]) -> Option<TempDir> {
     if let Err(error) = Command::new("cc").arg("--version").output() {
         let reason = format!("there is no C compiler, cc: {error}");
         assert!(std::env::var_os("CI").is_none(), "{reason}");
-        writeln!(std::io::stderr(), "SKIPPED the tests with a stand-in GPU driver: {reason}")
-            .unwrap();
+        eprintln!("SKIPPED the tests with a stand-in GPU driver: {reason}");
         return None;
     }
     let directory = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvrail::event::Discard;
-use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan, RemoteSpan};
+use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan};
 use kvrail::health::BreakerConfig;
 use kvrail::lease::LeaseConfig;
 use kvrail::limits::ENDED_LEASES_MAX;
@@ -23,7 +23,7 @@ use kvrail::peer::{
     FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
 };
 use kvrail::policy::{Origin, Policy};
-use kvrail::protocol::{RegionEntry, SecretKey};
+use kvrail::protocol::{Place, RegionEntry, SecretKey};
 use kvrail::runtime::clock::Clock;
 use kvrail::runtime::data::{self, DataHandle, DataJoin};
 use kvrail::store::{Payload, Store, StoreConfig};
@@ -91,9 +91,9 @@ impl Landing for Memory {
         Published::Stored(found)
     }
 
-    fn remote(&self, extent: &Extent) -> Option<RemoteSpan> {
+    fn remote(&self, extent: &Extent) -> Option<Place> {
         self.note();
-        self.region.remote(extent.offset, extent.len)
+        self.region.remote(extent.offset, extent.len).map(Place::Span)
     }
 
     fn pause_ms(&self) -> u32 {

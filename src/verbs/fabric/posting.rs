@@ -4,7 +4,7 @@
 //! A READ goes to one lane, whole: a reliable connection answers in order, so a READ ends with its last
 //! part. It is cut where a registration ends, at either end, and at what the ports carry.
 //!
-//! A READ of no bytes is alone on its lane. It touches no memory, and SoftRoCE forgets for it which
+//! A READ of no bytes is alone on its lane. It touches no memory, and SoftRoCE seems to forget for it which
 //! memory the READs before it are answered from: where one of their answers is lost, it refuses to
 //! repeat it (`read_reply` of the kernel's `rxe_resp.c` looks at the length of the latest request).
 
