@@ -19,8 +19,8 @@ use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, Place, decode};
 use kvrail::store::{Store, StoreConfig};
 use kvrail::transfer::{ReadList, Transfers, plan};
 use kvrail::types::{
-    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, RequestId, RequesterIndex,
-    Timestamp,
+    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, Path, RequestId,
+    RequesterIndex, Timestamp,
 };
 
 /// Blocks of a batch.
@@ -149,7 +149,7 @@ fn in_flight(bench: &mut Criterion) {
             while table.poll_post(&mut posts).is_some() {
                 for work in &posts.works {
                     let (wr_id, status) = (work.wr_id, CompletionStatus::Success);
-                    let done = Completion { connection, wr_id, status };
+                    let done = Completion { connection, wr_id, status, path: Path::default() };
                     assert!(table.handle_completion(&done, now));
                 }
             }

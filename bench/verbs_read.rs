@@ -2,10 +2,14 @@
 //! thread, and latency of leased reads between two data threads.
 //!
 //! `KVRAIL_RDMA_DEVICE=rxe0 cargo bench --bench verbs_read -- MEASURE SIZE`, where MEASURE is
-//! `bandwidth` (MiB/s), `latency` or `leased` (typical microseconds), prints `MEASURE SIZE VALUE`; without
-//! the two, all measures. Behind the value of a latency stand the least and the tenth percentile: other
+//! `bandwidth` (MiB/s), or in typical microseconds `latency` of a bare READ, `leased` (from when the data
+//! thread takes a fetch up to the READ's completion), `whole` (from the caller's command until the bytes
+//! are compared) or `profile` (the parts of a leased read), prints `MEASURE SIZE VALUE`; without the two,
+//! all measures. `register` is the milliseconds that it takes to register so many bytes in one piece, and
+//! behind them those in eight pieces by several threads. Behind the value of a latency stand the least and the tenth percentile: other
 //! work on the machine moves them least. `BENCH_QPS`, `BENCH_DEPTH` and `BENCH_SECONDS` are the lanes, the READs
-//! outstanding on each and the length of a bandwidth's run. With `BENCH_LEASE_WINDOWS=1` leases have keys of
+//! outstanding on each and the length of a bandwidth's run; `BENCH_POLL` and `BENCH_HOLDER_POLL` (`busy`, `adaptive` or
+//! `event`) are how the two ends of a leased read poll. With `BENCH_LEASE_WINDOWS=1` leases have keys of
 //! their own, as by `--lease-windows`; only `leased` can be measured then. `bench/rxe/compare` holds the values against
 //! perftest's.
 #![expect(
@@ -17,6 +21,7 @@
 )]
 
 mod leased;
+mod timed;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,6 +34,8 @@ use kvrail::fabric::{
 use kvrail::memory::Mapping;
 use kvrail::verbs::{PollMode, VerbsConfig, VerbsFabric};
 
+use leased::{Parts, Times};
+
 /// Twice the longest READ: what the compared tools use.
 const POOL_BYTES: u64 = 4 << 20;
 const SIZES: [u32; 3] = [4 << 10, 64 << 10, 1 << 20];
@@ -36,26 +43,44 @@ const SIZES: [u32; 3] = [4 << 10, 64 << 10, 1 << 20];
 /// Reads of one latency.
 const READS: u32 = 1000;
 
-fn pool() -> Arc<Mapping> {
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(POOL_BYTES).unwrap();
-    let pool = Mapping::new(&file, POOL_BYTES).unwrap();
-    for offset in (0..POOL_BYTES).step_by(4096) {
+fn pool(bytes: u64) -> Arc<Mapping> {
+    let pool = Mapping::anonymous("kvrail-bench", bytes).unwrap();
+    for offset in (0..bytes).step_by(4096) {
         pool.write(offset, &[7; 4096]).unwrap();
     }
     Arc::new(pool)
 }
 
-fn fabric(lanes: usize, poll: PollMode) -> VerbsFabric {
-    VerbsFabric::new(&VerbsConfig {
+fn config(lanes: usize, poll: PollMode) -> VerbsConfig {
+    VerbsConfig {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         devices: std::env::var("KVRAIL_RDMA_DEVICE").into_iter().collect(),
         lanes,
         lease_windows: std::env::var_os("BENCH_LEASE_WINDOWS").is_some(),
         poll,
         ..VerbsConfig::default()
-    })
-    .unwrap()
+    }
+}
+
+fn fabric(lanes: usize, poll: PollMode) -> VerbsFabric {
+    VerbsFabric::new(&config(lanes, poll)).unwrap()
+}
+
+/// The least milliseconds of five that a registration in pieces of at most `chunk_bytes` takes.
+fn registration(memory: &Arc<Mapping>, chunk_bytes: u64) -> f64 {
+    let mut fabric =
+        VerbsFabric::new(&VerbsConfig { chunk_bytes, ..config(1, PollMode::Busy) }).unwrap();
+    let mut times: Vec<f64> = (0..5)
+        .map(|_| {
+            let start = Instant::now();
+            let region = fabric.register(Arc::clone(memory), Access::RemoteRead).unwrap();
+            let took = start.elapsed().as_secs_f64() * 1e3;
+            fabric.deregister(region.id);
+            took
+        })
+        .collect();
+    times.sort_unstable_by(f64::total_cmp);
+    times.first().copied().unwrap_or_default()
 }
 
 struct Reader {
@@ -117,7 +142,7 @@ impl Reader {
         rate
     }
 
-    /// Times of single READs, one after the other, sorted.
+    /// Times of single READs, one after the other.
     fn latency(&mut self, size: u32, count: u32) -> Vec<Duration> {
         let mut times = Vec::new();
         for _read in 0..count {
@@ -126,7 +151,6 @@ impl Reader {
             while self.poll() == 0 {}
             times.push(start.elapsed());
         }
-        times.sort_unstable();
         times
     }
 }
@@ -141,8 +165,8 @@ impl Bare {
     fn new(lanes: usize) -> Self {
         let (mut holder, mut fabric) =
             (fabric(lanes, PollMode::Busy), fabric(lanes, PollMode::Busy));
-        let remote = holder.register(pool(), Access::RemoteRead).unwrap();
-        let local = fabric.register(pool(), Access::Local).unwrap();
+        let remote = holder.register(pool(POOL_BYTES), Access::RemoteRead).unwrap();
+        let local = fabric.register(pool(POOL_BYTES), Access::Local).unwrap();
         let connection = fabric.connect(&holder.local_addr().unwrap()).unwrap();
         let (mut events, mut up) = (EventBatch::default(), 0);
         while up < 2 {
@@ -184,6 +208,18 @@ impl Setting {
         }
     }
 
+    /// Times of leased reads, by default polled as perftest polls.
+    fn leased(&self, size: u32, in_parts: bool) -> Vec<Times> {
+        let mode = |name| match std::env::var(name).as_deref() {
+            Ok("adaptive") => PollMode::Adaptive,
+            Ok("event") => PollMode::Event,
+            _ => PollMode::Busy,
+        };
+        let holder = fabric(self.lanes, mode("BENCH_HOLDER_POLL"));
+        let requester = fabric(self.lanes, mode("BENCH_POLL"));
+        leased::latencies(holder, requester, (size, READS), in_parts)
+    }
+
     /// A measure in the unit that perftest gives it in; of a latency, also the least and the tenth
     /// percentile.
     fn measure(&self, measure: &str, size: u32) -> Vec<f64> {
@@ -195,22 +231,55 @@ impl Setting {
                 let rate = bare.reader.bandwidth(size, outstanding, self.seconds);
                 vec![rate / f64::from(1 << 20)]
             }
-            "latency" => percentiles(&Bare::new(self.lanes).reader.latency(size, READS)),
-            "leased" => {
-                // The reader's thread waits for nothing else; the holder's serves others, too.
-                let (holder, reader) = (PollMode::Adaptive, PollMode::Busy);
-                let (holder, reader) = (fabric(self.lanes, holder), fabric(self.lanes, reader));
-                percentiles(&leased::latencies(holder, reader, size, READS))
+            "latency" => {
+                let times = Bare::new(self.lanes).reader.latency(size, READS);
+                percentiles(times.iter().map(|time| time.as_secs_f64() * 1e6))
             }
-            other => panic!("{other} is none of bandwidth, latency, leased"),
+            "leased" => percentiles(self.leased(size, false).iter().map(|times| times.leased)),
+            "register" => {
+                let memory = pool(size.into());
+                vec![registration(&memory, u64::MAX), registration(&memory, u64::from(size) / 8)]
+            }
+            "whole" => percentiles(self.leased(size, false).iter().map(|times| times.whole)),
+            "profile" => {
+                let all = self.leased(size, true);
+                for (name, part) in PARTS {
+                    let parts = all.iter().filter_map(|times| times.parts.as_ref());
+                    let columns = percentiles(parts.map(part));
+                    let columns: String = columns.iter().map(|it| format!(" {it:>8.1}")).collect();
+                    println!("    {name:<8}{columns}");
+                }
+                percentiles(all.iter().map(|times| times.leased))
+            }
+            other => {
+                panic!("{other} is none of bandwidth, latency, leased, whole, profile, register")
+            }
         }
     }
 }
 
-/// Of sorted times the median, the least and the tenth percentile, microseconds.
-fn percentiles(times: &[Duration]) -> Vec<f64> {
-    let at = |index: usize| times.get(index).copied().unwrap_or_default().as_secs_f64() * 1e6;
-    vec![at(times.len() / 2), at(0), at(times.len() / 10)]
+/// A part of a leased read, µs.
+type Part = fn(&Parts) -> f64;
+
+/// The parts, in order.
+const PARTS: [(&str, Part); 9] = [
+    ("take up", |parts| parts.take_up),
+    ("send", |parts| parts.send),
+    ("ask", |parts| parts.ask),
+    ("lend", |parts| parts.lend),
+    ("reply", |parts| parts.reply),
+    ("answer", |parts| parts.answer),
+    ("plan", |parts| parts.plan),
+    ("post", |parts| parts.post),
+    ("read", |parts| parts.read),
+];
+
+/// Of microseconds the median, the least and the tenth percentile.
+fn percentiles(micros: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut sorted: Vec<f64> = micros.collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
+    vec![at(sorted.len() / 2), at(0), at(sorted.len() / 10)]
 }
 
 fn main() {
@@ -231,4 +300,6 @@ fn main() {
     }
     print("latency", 4096);
     print("leased", 4096);
+    print("whole", 4096);
+    print("register", 512 << 20);
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::limits::MESSAGE_BYTES_MAX;
-use crate::types::Scope;
+use crate::types::{Path, Reach, Scope};
 
 /// A registered region, numbered by the fabric that registered it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -174,6 +174,8 @@ pub struct Completion {
     pub wr_id: WrId,
     /// How it ended.
     pub status: CompletionStatus,
+    /// What it went over, or would have.
+    pub path: Path,
 }
 
 /// Why a connection ended.
@@ -273,6 +275,19 @@ impl EventBatch {
     }
 }
 
+/// A pair of NICs that a connection goes over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rail {
+    /// The device of ours.
+    pub local: String,
+    /// The peer's, as it calls it.
+    pub remote: String,
+    /// Queue pairs of READs over it.
+    pub queue_pairs: usize,
+    /// Why these two.
+    pub reason: String,
+}
+
 /// What a fabric can do, for the planner of transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -361,6 +376,16 @@ pub trait Fabric {
     /// several.
     fn transport(&self, _connection: ConnectionId) -> &'static str {
         self.capabilities().transport
+    }
+
+    /// The pairs of NICs that a connection goes over; none where the fabric has no NICs.
+    fn rails(&self, _connection: ConnectionId) -> Vec<Rail> {
+        Vec::new()
+    }
+
+    /// What lies between this node and the other end of a connection, as far as the fabric knows.
+    fn reach(&self, _connection: ConnectionId) -> Reach {
+        Reach::Far
     }
 
     /// Registers memory and keeps it alive until deregistration or the fabric's own end.

@@ -143,6 +143,10 @@ pub const REGISTRY_ADDRESS_BYTES_MAX: usize = 264;
 /// Nodes that one plan may be told to avoid: far more than fail within one read.
 pub const REGISTRY_AVOID_MAX: usize = 64;
 
+/// Nodes of each kind of nearness that one plan may be told of: more than share a host or a rail and
+/// hold the same blocks.
+pub const REGISTRY_NEAR_MAX: usize = 64;
+
 /// Owners of one key that a plan weighs against each other. More would be the same copies again.
 pub const REGISTRY_PLAN_OWNERS_MAX: usize = 16;
 
@@ -164,6 +168,11 @@ pub const REGISTRY_MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Changes that a node queues for the registry; beyond that it forgets them, and announces all of
 /// its residents again instead. One fills about 64 bytes.
 pub const ANNOUNCE_PENDING_MAX: usize = 262_144;
+
+/// Changes that may be on their way to a node's announcer, which takes them over in batches of 1,024
+/// or after 20 ms: room for it to be late by that much at 3 million a second. Beyond that it is as with
+/// [`ANNOUNCE_PENDING_MAX`].
+pub const ANNOUNCE_NOTES_MAX: usize = 65_536;
 
 /// Owner counts that metrics tell apart; the last stands for itself and more.
 pub const OWNERS_SHOWN: usize = 8;

@@ -1,6 +1,12 @@
 //! The synchronisation primitives that the cores use: `std`'s, or a model checker's (`--cfg loom`,
 //! `--cfg shuttle`), so that a model checks the code that ships.
 
+mod free;
+mod mailbox;
+
+pub(crate) use free::FreeStack;
+pub(crate) use mailbox::{Mailbox, Taken};
+
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
@@ -13,6 +19,7 @@ use shuttle::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(any(loom, shuttle)))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use std::ops::Range;
 use std::sync::PoisonError;
 
 /// Locks, also after a holder of the lock panicked: every structure behind a lock here is whole
@@ -99,6 +106,12 @@ impl<const N: usize> Groups<N> {
 
     pub(crate) fn count(&self) -> usize {
         self.count
+    }
+
+    /// Where they lie.
+    pub(crate) fn addresses(&self) -> Range<*const u8> {
+        let Range { start, end } = self.cells.as_ptr_range();
+        start.cast()..end.cast()
     }
 
     pub(crate) fn get(&self, at: usize) -> Option<&[Cell; N]> {

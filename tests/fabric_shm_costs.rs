@@ -2,17 +2,12 @@
 //!
 //! Alone in its process, since it counts all descriptors and mappings of the process; its tests take
 //! turns for the same reason.
-#![expect(
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "an allocator that counts; helpers of tests fail by panicking"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod leased;
+
 use std::fs;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,33 +17,9 @@ use kvrail::fabric::{
 };
 use kvrail::memory::Mapping;
 use kvrail::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
+use kvrail::sys::allocations::{Counting, of_thread};
 use kvrail::tcp::{TcpConfig, TcpFabric};
 use kvrail::types::NodeId;
-
-/// Counts what it is asked for.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: everything is the system allocator's, with a count beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -168,15 +139,23 @@ fn a_block_costs_no_allocation() {
     for _round in 0..4 {
         round(&mut ends, (&remote, &local), &mut keep);
     }
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = of_thread();
     for _round in 0..50 {
         round(&mut ends, (&remote, &local), &mut keep);
     }
-    let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    let made = of_thread() - before;
     assert_eq!(made, 0, "allocations in 50 batches of {BLOCKS} blocks and 100 messages");
     // The count counts.
     drop(Box::new(7_u64));
-    assert!(ALLOCATIONS.load(Ordering::Relaxed) > before);
+    assert!(of_thread() > before);
+}
+
+#[test]
+fn a_leased_block_costs_no_allocation() {
+    let _turn = in_turn();
+    let (holder, requester) = (fabric(3), fabric(4));
+    let endpoint = to(&holder, 3);
+    leased::a_leased_block_costs_no_allocation((holder, requester), ((node(3), node(4)), endpoint));
 }
 
 fn descriptors() -> usize {

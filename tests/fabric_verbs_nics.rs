@@ -339,6 +339,35 @@ fn uses_again(pair: &mut Pair<Nics>, device: &str) {
     }
 }
 
+/// A pair of NICs whose networks do not meet: the connection goes over its other pair, and says so.
+#[test]
+fn a_pair_of_nics_that_carries_nothing_is_left_out() {
+    let Some([lone, first, second]) = devices() else { return };
+    let _alone = alone();
+    // Packets for another device of this host leave through the loopback, where no device takes them.
+    let pairs = vec![NicPair { ours: lone.into(), theirs: second.into() }];
+    let told = VerbsConfig { pairs, ..over(&[first, lone]) };
+    let rails = |fabric: &VerbsFabric, id| -> Vec<(String, String)> {
+        fabric.rails(id).into_iter().map(|rail| (rail.local, rail.remote)).collect()
+    };
+    let mut pair = between(told, over(&[second]));
+    assert_eq!(rails(&pair.a.fabric, pair.at_a), [(first.to_owned(), second.to_owned())]);
+    assert_eq!(rails(&pair.b.fabric, pair.at_b), [(second.to_owned(), first.to_owned())]);
+    let before = sent(lone);
+    reads_whole(&mut pair, LEN);
+    assert_eq!(sent(lone), before, "no READ goes over it");
+    // The other way round: the acceptor has the NIC that reaches nobody.
+    let mut pair = between(over(&[second]), over(&[first, lone]));
+    assert_eq!(rails(&pair.a.fabric, pair.at_a), [(second.to_owned(), first.to_owned())]);
+    reads_whole(&mut pair, LEN);
+    // Alone it carries no connection.
+    let (mut a, mut b) =
+        (End::<Nics>::of(open(over(&[lone]))), End::<Nics>::of(open(over(&[second]))));
+    let id = a.fabric.connect(&b.fabric.local_addr().unwrap()).unwrap();
+    pump(&mut a, &mut b, |a, _| a.closed(id).is_some());
+    assert_eq!(a.closed(id), Some(CloseReason::Unreachable));
+}
+
 #[test]
 fn without_names_the_devices_of_the_highest_speed_are_taken() {
     let Some([lone, first, second]) = devices() else { return };

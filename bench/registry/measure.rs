@@ -97,7 +97,7 @@ async fn one(registry: &dyn OwnerRegistry, pass: Pass, stamp: Stamp, keys: &[Blo
         }
         Pass::Plan => {
             let asker = NodeId([9; 16]);
-            let query = PlanQuery { asker, keys, avoid: &[], choice: 0 };
+            let query = PlanQuery::new(asker, keys);
             assert_eq!(registry.plan(query).await.unwrap().segments.len(), 1);
         }
     }

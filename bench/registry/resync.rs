@@ -99,7 +99,8 @@ pub(crate) fn lends(residents: u32) -> Lends {
         hints: held as Arc<dyn Hints>,
         events: Arc::new(Discard),
         options: AnnounceOptions::default(),
-    });
+    })
+    .unwrap();
     drop(entered);
     let handle = announcer.handle();
     let during = lend(&store, &keys, |times| times % 256 == 255 && handle.state().resyncs > 0);

@@ -91,11 +91,15 @@ pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliE
     file.persist(path).map(drop).map_err(|error| refused(&error.error))
 }
 
+/// The name of the threads on which everything runs that waits: the door, the registry's client, metrics.
+pub(super) const CONTROL_THREAD: &str = "kvrail-control";
+
 /// The runtime of a process that serves. Two workers: its work is waiting, the data path has threads
 /// of its own.
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        .thread_name(CONTROL_THREAD)
         .enable_all()
         .build()
         .map_err(|error| CliError::failed(format!("cannot start the control threads: {error}")))

@@ -19,6 +19,7 @@ use crate::policy::Policy;
 use crate::protocol::millis;
 use crate::runtime::clock::Clock;
 use crate::runtime::http::{self, Observation, Observed};
+use crate::sys::allocations;
 use crate::types::PoolId;
 
 /// Checks the settings and runs a node until it is told to stop.
@@ -85,7 +86,9 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
 /// A node that cannot start for what it was told is its caller's to correct.
 fn from_node(error: NodeError) -> CliError {
     match error {
-        NodeError::Thread(_) | NodeError::Random(_) => CliError::failed(error),
+        NodeError::Thread(_) | NodeError::Announcer(_) | NodeError::Random(_) => {
+            CliError::failed(error)
+        }
         _ => CliError::usage(error),
     }
 }
@@ -191,6 +194,7 @@ impl Observed for ObservedNode {
                 },
                 registry_up: now.registry_up,
                 heartbeat_age: self.inner.heartbeat_age(),
+                allocations: allocations::of_process(),
             })
         })
     }

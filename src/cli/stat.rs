@@ -118,10 +118,15 @@ fn text(report: &StatReport) -> String {
         ]);
     }
     let mut peers = table(&["peer", "requester", "state", "transport"], 4);
+    let mut rails = table(&["peer", "NIC", "its NIC", "queue pairs", "why"], 5);
     for peer in &report.peers {
         peers.add_row([&peer.id, &peer.requester, &peer.state, &peer.transport]);
+        for rail in &peer.rails {
+            let pairs = rail.queue_pairs.to_string();
+            rails.add_row([&peer.id, &rail.local, &rail.remote, &pairs, &rail.reason]);
+        }
     }
-    [summary, ranks, pools, requesters, peers]
+    [summary, ranks, pools, requesters, peers, rails]
         .iter()
         .filter(|table| !table.is_empty())
         .map(|table| format!("{}\n", table.trim_fmt()))

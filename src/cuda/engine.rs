@@ -1,8 +1,8 @@
 //! Device memory of local engines: imported by handle or descriptor, copied from and to by the GPU's
 //! copy engines.
 //!
-//! Each imported allocation has a queue of its own: a stream, on which batches of strided copies run
-//! ([`CopyQueue`]). A save waits, on that stream, for the event that the engine recorded behind the work
+//! Each batch of strided copies runs on a stream of its own ([`CopyQueue`]), which is kept for the next
+//! one. A save waits, on that stream, for the event that the engine recorded behind the work
 //! that wrote the blocks; what it has copied is published only after the event behind the copies has
 //! completed, and so is the engine's. An allocation stays open here until the last copy has ended,
 //! whatever became of the engine: the queue holds it.
@@ -15,7 +15,8 @@ use super::{
     HostRegistration, IpcEventHandle, IpcMemoryHandle, Piece,
 };
 use crate::memory::{
-    Claim, Claims, CopyError, Direction, EngineMemory, Identity, ImportError, Mapping, StridedCopy,
+    Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, Mapping,
+    StridedCopy,
 };
 use crate::protocol::door::{DeviceUuid, EngineEvent, MemorySource};
 use crate::sync::{Mutex, lock};
@@ -93,10 +94,10 @@ impl EngineDevices {
         let identity = Identity::Cuda { device: device.0, address: memory.address() };
         // Drivers give one handle one address, however often it is opened.
         held.push(claims.claim(identity).ok_or_else(taken)?);
-        let queue = Mutex::new(CopyQueue::new(&bound, BATCHES).map_err(refused)?);
         drop(bound);
         let (memory, pools) = (End::Device(memory), Arc::clone(&self.pools));
-        Ok(Arc::new(ImportedMemory { context, queue, memory, bytes, pools, _claims: held }))
+        let idle = Mutex::default();
+        Ok(Arc::new(ImportedMemory { idle, context, memory, bytes, pools, _claims: held }))
     }
 
     /// The context on a device.
@@ -147,10 +148,11 @@ fn other_device(error: CudaError) -> ImportError {
     }
 }
 
-/// An engine's allocation, open here. The queue goes first: that waits for the copies in flight.
+/// An engine's allocation, open here.
 #[derive(Debug)]
 struct ImportedMemory {
-    queue: Mutex<CopyQueue>,
+    /// Queues that nobody uses now: as many as batches have run at once.
+    idle: Mutex<Vec<CopyQueue>>,
     memory: End,
     bytes: u64,
     pools: Arc<[Arc<HostRegistration>]>,
@@ -163,19 +165,63 @@ impl EngineMemory for ImportedMemory {
         self.bytes
     }
 
-    fn wait_for(&self, event: &EngineEvent) -> Result<(), CopyError> {
-        let bound = self.context.bind().map_err(failed)?;
-        let event = Event::open(&bound, IpcEventHandle(event.0)).map_err(failed)?;
-        lock(&self.queue).wait_for(&bound, &event).map_err(failed)
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
+        let idle = lock(&self.idle).pop();
+        let queue = match idle {
+            Some(queue) => queue,
+            None => {
+                CopyQueue::new(&self.context.bind().map_err(failed)?, BATCHES).map_err(failed)?
+            }
+        };
+        Ok(Box::new(DeviceCopier { memory: self, queue: Some(queue) }))
+    }
+}
+
+/// Copies by the GPU. A queue whose copies have all ended well is kept; any other one is dropped, which
+/// waits for what is in flight.
+#[derive(Debug)]
+struct DeviceCopier<'a> {
+    memory: &'a ImportedMemory,
+    /// Until the end.
+    queue: Option<CopyQueue>,
+}
+
+impl Drop for DeviceCopier<'_> {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.take_if(|queue| queue.in_flight() == 0) {
+            lock(&self.memory.idle).push(queue);
+        }
+    }
+}
+
+impl DeviceCopier<'_> {
+    fn with<R>(
+        &mut self,
+        work: impl FnOnce(&mut CopyQueue, &Bound<'_>) -> Result<R, CudaError>,
+    ) -> Result<R, CopyError> {
+        let bound = self.memory.context.bind().map_err(failed)?;
+        match &mut self.queue {
+            Some(queue) => work(queue, &bound).map_err(failed),
+            None => Err(CopyError::NoEvents),
+        }
+    }
+}
+
+impl Copier for DeviceCopier<'_> {
+    fn wait_for(&mut self, event: &EngineEvent) -> Result<(), CopyError> {
+        self.with(|queue, bound| {
+            let event = Event::open(bound, IpcEventHandle(event.0))?;
+            queue.wait_for(bound, &event)
+        })
     }
 
     fn start(
-        &self,
+        &mut self,
         direction: Direction,
         copies: &[StridedCopy],
         pool: &Arc<Mapping>,
     ) -> Result<(), CopyError> {
-        let mut pools = self.pools.iter();
+        let mut pools = self.memory.pools.iter();
         let pool = pools.find(|registered| Arc::ptr_eq(registered.mapping(), pool));
         let pool = pool.cloned().ok_or_else(|| CopyError::Device {
             call: "copying",
@@ -184,25 +230,20 @@ impl EngineMemory for ImportedMemory {
         let host = End::Host(pool);
         let pieces: Vec<Piece> = copies.iter().flat_map(|copy| pieces(direction, copy)).collect();
         let ends = match direction {
-            Direction::Save => (&self.memory, &host),
-            Direction::Load => (&host, &self.memory),
+            Direction::Save => (&self.memory.memory, &host),
+            Direction::Load => (&host, &self.memory.memory),
         };
-        let bound = self.context.bind().map_err(failed)?;
-        let mut queue = lock(&self.queue);
-        if queue.room() == 0 {
-            drain(&mut queue, &bound)?;
-        }
-        queue.submit(&bound, ends, &pieces, 0).map_err(failed)
+        self.with(|queue, bound| {
+            if queue.room() == 0 {
+                queue.drain(bound, &mut Vec::new())?;
+            }
+            queue.submit(bound, ends, &pieces, 0)
+        })
     }
 
-    fn finish(&self) -> Result<(), CopyError> {
-        let bound = self.context.bind().map_err(failed)?;
-        drain(&mut lock(&self.queue), &bound)
+    fn finish(&mut self) -> Result<(), CopyError> {
+        self.with(|queue, bound| queue.drain(bound, &mut Vec::new()))
     }
-}
-
-fn drain(queue: &mut CopyQueue, bound: &Bound<'_>) -> Result<(), CopyError> {
-    queue.drain(bound, &mut Vec::new()).map_err(failed)
 }
 
 fn failed(error: CudaError) -> CopyError {

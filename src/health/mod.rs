@@ -10,7 +10,11 @@
 //! - Stale keys are no fault: the first access error of a peer only means that its connection is to
 //!   be made anew, which refreshes them. A second one without a success in between blames the peer.
 //! - A peer that says that it leaves is left alone without blame.
+//! - A path's breaker stops nothing as long as another path is open: its fabric chooses among them. It
+//!   closes when something goes over it well. With the last one the peer is left alone, and probed.
 //! - The local NIC's breaker is shown and stops nothing: there is no way around it.
+//!
+//! What did not get as far as a READ counts on the default path, which stands for that of messages.
 //!
 //! What a peer said about its load, and the rate of transfers from it, are kept here too, because
 //! they last as long.
@@ -26,11 +30,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 pub use breaker::{BreakerConfig, BreakerState};
-pub use words::{Cause, Entry, Nic, Path, Suspended, Verdict};
+pub use words::{Cause, Entry, Suspended, Verdict};
 
 use crate::event::Event;
 use crate::limits;
-use crate::types::{Load, NodeId, Scope, Timestamp};
+use crate::types::{Load, Nic, NodeId, Path, Paths, Scope, Timestamp};
 use breaker::{Breaker, Outcome};
 use pace::Pace;
 
@@ -48,11 +52,20 @@ const FORGET: Duration = Duration::from_secs(300);
 struct Blamed {
     breaker: Breaker,
     cause: Option<Cause>,
+    /// When something last spoke for it or against it.
+    weighed: Timestamp,
 }
 
 impl Blamed {
     fn new(config: BreakerConfig, now: Timestamp) -> Self {
-        Self { breaker: Breaker::new(config, now), cause: None }
+        Self { breaker: Breaker::new(config, now), cause: None, weighed: now }
+    }
+
+    /// It works: a breaker whose probe is due closes, as a probe that was good closes it; whether it
+    /// did.
+    fn works(&mut self, now: Timestamp) -> bool {
+        self.breaker.begin_probe(now);
+        self.breaker.state() == BreakerState::HalfOpen && self.breaker.end_probe(true, now)
     }
 }
 
@@ -84,9 +97,10 @@ impl Peer {
         }
     }
 
-    fn breakers(&mut self) -> impl Iterator<Item = (Scope, &mut Blamed)> {
-        let paths = self.paths.values_mut().map(|path| (Scope::Path, path));
-        paths.chain(std::iter::once((Scope::Peer, &mut self.own)))
+    /// All of its breakers: those of its paths, and its own.
+    fn breakers(&mut self) -> impl Iterator<Item = (Option<Path>, &mut Blamed)> {
+        let paths = self.paths.iter_mut().map(|(path, blamed)| (Some(*path), blamed));
+        paths.chain(std::iter::once((None, &mut self.own)))
     }
 
     /// Why it is not to be used: its own breaker, or those of all its paths.
@@ -191,10 +205,11 @@ impl Health {
         }
     }
 
-    /// Takes note of how something ended that was asked of a peer.
+    /// Takes note of how something ended that was asked of a peer, and went over these paths or failed
+    /// on them.
     pub fn handle_verdict(
         &mut self,
-        (node, path): (NodeId, Path),
+        (node, paths): (NodeId, &Paths),
         verdict: Verdict,
         now: Timestamp,
     ) {
@@ -215,26 +230,35 @@ impl Health {
             Verdict::Failed { .. } if peer.is_leaving(now) => return,
             Verdict::Failed { cause, waited } => (Some(cause), waited),
         };
+        let default = [Path::default()];
+        let paths = if paths.is_empty() { &default } else { paths.as_slice() };
         match cause.map(Cause::scope) {
-            Some(Scope::Local) => self.handle_own_fault(path.local, now),
+            Some(Scope::Local) => {
+                paths.iter().for_each(|path| self.handle_own_fault(path.local, now));
+            }
             Some(Scope::Request) => {}
-            _ => self.weigh((node, path), cause, waited, now),
+            _ => self.weigh((node, paths), cause, waited, now),
         }
     }
 
-    /// A success speaks for the path and the peer; a failure against the one that it blames.
+    /// A success speaks for the paths and the peer; a failure against those that it blames.
     fn weigh(
         &mut self,
-        (node, path): (NodeId, Path),
+        (node, paths): (NodeId, &[Path]),
         cause: Option<Cause>,
         waited: Duration,
         now: Timestamp,
     ) {
         let config = self.config;
         let Some(peer) = self.peers.get_mut(&node) else { return };
+        let is_used = peer.open().is_none();
         let outcome = Outcome { good: cause.is_none(), waited };
-        let path = peer.paths.entry(path).or_insert_with(|| Blamed::new(config, now));
-        for (scope, blamed) in [(Scope::Path, path), (Scope::Peer, &mut peer.own)] {
+        for path in paths {
+            peer.paths.entry(*path).or_insert_with(|| Blamed::new(config, now)).weighed = now;
+        }
+        let on_it = peer.paths.iter_mut().filter(|(path, _)| paths.contains(path));
+        let on_it = on_it.map(|(_, blamed)| (Scope::Path, blamed));
+        for (scope, blamed) in on_it.chain([(Scope::Peer, &mut peer.own)]) {
             match cause {
                 Some(cause) if cause.scope() == scope => blamed.cause = Some(cause),
                 Some(_) => continue,
@@ -242,6 +266,9 @@ impl Health {
             }
             if blamed.breaker.record(outcome, now) {
                 self.events.push_back(Event::BreakerOpened { scope });
+            }
+            if outcome.good && is_used && blamed.works(now) {
+                self.events.push_back(Event::BreakerClosed { scope });
             }
         }
     }
@@ -262,16 +289,20 @@ impl Health {
         let Some(blamed) = self.nics.get_mut(&nic) else { return };
         blamed.breaker.record(Outcome { good: true, waited: Duration::ZERO }, now);
         // There is nothing to probe a NIC with but its use.
-        blamed.breaker.begin_probe(now);
-        if blamed.breaker.state() == BreakerState::HalfOpen && blamed.breaker.end_probe(true, now) {
+        if blamed.works(now) {
             self.events.push_back(Event::BreakerClosed { scope: Scope::Local });
         }
     }
 
-    /// A peer to probe now; answered by [`Self::handle_probe`]. Forgets peers that nobody wants.
+    /// A peer to probe now; answered by [`Self::handle_probe`]. Forgets peers that nobody wants, and
+    /// paths that nothing goes over.
     pub fn poll_probe(&mut self, now: Timestamp) -> Option<NodeId> {
         self.peers.retain(|_, peer| peer.open().is_none() || now.since(peer.wanted) < FORGET);
         self.peers.iter_mut().find_map(|(node, peer)| {
+            if peer.open().is_none() {
+                peer.paths.retain(|_, path| now.since(path.weighed) < FORGET);
+                return None;
+            }
             let mut due = false;
             for (_, blamed) in peer.breakers() {
                 due |= blamed.breaker.begin_probe(now);
@@ -280,16 +311,26 @@ impl Health {
         })
     }
 
-    /// How a probe ended. A fault of our own says nothing about the peer.
-    pub fn handle_probe(&mut self, node: NodeId, result: Result<(), Cause>, now: Timestamp) {
+    /// How a probe ended that went over these paths, or over any. A fault of our own says nothing about
+    /// the peer, and what went over one path nothing about another.
+    pub fn handle_probe(
+        &mut self,
+        (node, paths): (NodeId, &Paths),
+        result: Result<(), Cause>,
+        now: Timestamp,
+    ) {
         let Some(peer) = self.peers.get_mut(&node) else { return };
         let mut closed = Vec::new();
-        for (scope, blamed) in peer.breakers() {
+        for (path, blamed) in peer.breakers() {
             if blamed.breaker.state() != BreakerState::HalfOpen {
                 continue;
             }
+            let scope = if path.is_some() { Scope::Path } else { Scope::Peer };
+            let was_tried =
+                path.is_none_or(|it| paths.is_empty() || paths.as_slice().contains(&it));
             match result {
                 Err(Cause::Own) => blamed.breaker.put_probe_off(now),
+                _ if !was_tried => blamed.breaker.put_probe_off(now),
                 Err(cause) => {
                     blamed.cause = Some(cause);
                     blamed.breaker.end_probe(false, now);
@@ -308,6 +349,7 @@ impl Health {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let of_peer = |peer: &Peer| {
+            peer.open()?;
             let paths = peer.paths.values().filter_map(|path| path.breaker.next_probe());
             paths.chain(peer.own.breaker.next_probe()).min()
         };

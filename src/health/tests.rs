@@ -21,7 +21,7 @@ impl Scene {
     }
 
     fn tell(&mut self, node: NodeId, verdict: Verdict) {
-        self.health.handle_verdict((node, Path::default()), verdict, self.now);
+        self.health.handle_verdict((node, &Paths::default()), verdict, self.now);
     }
 
     fn good(&mut self) {
@@ -174,7 +174,11 @@ fn a_peer_is_back_within_two_probe_intervals_of_its_recovery_and_never_out_for_g
             interval = scene.probe();
             assert!(interval <= BreakerConfig::default().probe_longest);
             scene.pass(MS * 20);
-            scene.health.handle_probe(NODE, Err(Cause::Unreachable), scene.now);
+            scene.health.handle_probe(
+                (NODE, &Paths::default()),
+                Err(Cause::Unreachable),
+                scene.now,
+            );
         }
         // It recovers at the worst moment: just after a probe has failed.
         let waited = scene.probe();
@@ -182,7 +186,7 @@ fn a_peer_is_back_within_two_probe_intervals_of_its_recovery_and_never_out_for_g
             waited <= (interval * 2).max(BreakerConfig::default().probe_first),
             "{waited:?} after an interval of {interval:?}"
         );
-        scene.health.handle_probe(NODE, Ok(()), scene.now);
+        scene.health.handle_probe((NODE, &Paths::default()), Ok(()), scene.now);
         assert!(scene.is_used());
         let events = scene.events();
         assert_eq!(events.last(), Some(&Event::BreakerClosed { scope: Scope::Path }));
@@ -199,7 +203,7 @@ fn the_back_off_grows_while_it_goes_on_and_decays_while_all_is_well() {
     for _ in 0..4 {
         scene.fail_until_open(MS * 60);
         intervals.push(scene.probe());
-        scene.health.handle_probe(NODE, Ok(()), scene.now);
+        scene.health.handle_probe((NODE, &Paths::default()), Ok(()), scene.now);
     }
     assert!(intervals.is_sorted() && intervals[3] >= intervals[0] * 4, "{intervals:?}");
     scene.pass(BreakerConfig::default().recovery * 20);
@@ -244,12 +248,75 @@ fn one_of_two_paths_is_enough() {
     scene.good();
     for _ in 0..20 {
         let verdict = Verdict::Failed { cause: Cause::Broken, waited: Duration::ZERO };
-        scene.health.handle_verdict((NODE, second), verdict, scene.now);
+        scene.health.handle_verdict((NODE, &second.into()), verdict, scene.now);
         scene.pass(MS * 60);
     }
     assert!(scene.is_used());
     scene.fail_until_open(MS * 60);
     assert!(!scene.is_used());
+}
+
+/// Two pairs of NICs to one peer.
+const FIRST: Path = Path { local: Nic(0), remote: Nic(0) };
+const SECOND: Path = Path { local: Nic(1), remote: Nic(1) };
+
+impl Scene {
+    fn over(&mut self, path: Path, verdict: Verdict) {
+        self.health.handle_verdict((NODE, &path.into()), verdict, self.now);
+        self.pass(MS * 60);
+    }
+
+    /// Where the breakers of the peer, of the first and of the second path stand.
+    fn states(&self) -> [BreakerState; 3] {
+        let state = |scope, path| {
+            let mut entries = self.health.report(self.now);
+            entries.find(|it| it.scope == scope && it.path == path).unwrap().state
+        };
+        [state(Scope::Peer, FIRST), state(Scope::Path, FIRST), state(Scope::Path, SECOND)]
+    }
+}
+
+#[test]
+fn a_fault_of_one_pair_of_nics_marks_that_path_and_not_the_peer_until_it_works_again() {
+    use BreakerState::{Closed, Open};
+    let mut scene = Scene::new();
+    let broken = Verdict::Failed { cause: Cause::Broken, waited: MS };
+    let sent = Verdict::Sent { bytes: 1, took: MS };
+    for _ in 0..20 {
+        scene.over(FIRST, sent);
+        scene.over(SECOND, broken);
+        assert!(scene.is_used(), "there is another path");
+    }
+    assert_eq!(scene.states(), [Closed, Closed, Open]);
+    assert_eq!(scene.health.poll_timeout(), None, "what goes over it is its probe");
+    let mut both = Paths::from(FIRST);
+    both.add(SECOND);
+    scene.pass(BreakerConfig::default().probe_longest);
+    scene.health.handle_verdict((NODE, &both), sent, scene.now);
+    assert_eq!(scene.states(), [Closed; 3]);
+    let closed = Event::BreakerClosed { scope: Scope::Path };
+    assert_eq!(scene.events(), [Event::BreakerOpened { scope: Scope::Path }, closed]);
+}
+
+#[test]
+fn a_probe_speaks_for_the_path_that_it_took() {
+    use BreakerState::{Closed, Open};
+    let mut scene = Scene::new();
+    let broken = Verdict::Failed { cause: Cause::Broken, waited: MS };
+    for _ in 0..20 {
+        scene.over(FIRST, broken);
+        scene.over(SECOND, broken);
+    }
+    assert_eq!((scene.states(), scene.scope()), ([Closed, Open, Open], Some(Scope::Path)));
+    scene.pass(BreakerConfig::default().probe_longest);
+    assert_eq!(scene.health.poll_probe(scene.now), Some(NODE));
+    scene.health.handle_probe((NODE, &SECOND.into()), Ok(()), scene.now);
+    assert_eq!(scene.states(), [Closed, Open, Closed]);
+    assert!(scene.is_used());
+    scene.pass(FORGET);
+    assert_eq!(scene.health.poll_probe(scene.now), None);
+    let paths = scene.health.report(scene.now).filter(|entry| entry.scope == Scope::Path);
+    assert_eq!(paths.count(), 0, "nothing has gone over either for long");
 }
 
 #[test]
@@ -292,9 +359,9 @@ fn a_fault_of_ours_puts_a_probe_off_and_a_reset_ends_it_all() {
     let mut scene = Scene::new();
     scene.fail_until_open(MS * 60);
     let first = scene.probe();
-    scene.health.handle_probe(NODE, Err(Cause::Own), scene.now);
+    scene.health.handle_probe((NODE, &Paths::default()), Err(Cause::Own), scene.now);
     assert_eq!(scene.probe(), first, "nothing was found out");
-    scene.health.handle_probe(NODE, Err(Cause::Unreachable), scene.now);
+    scene.health.handle_probe((NODE, &Paths::default()), Err(Cause::Unreachable), scene.now);
     assert_eq!(scene.health.reset(Some(OTHER), scene.now), 0);
     assert!(!scene.is_used());
     assert_eq!(scene.health.reset(Some(NODE), scene.now), 1);

@@ -3,20 +3,7 @@
 use std::time::Duration;
 
 use super::BreakerState;
-use crate::types::{Load, NodeId, Scope, Timestamp};
-
-/// A NIC of a node, by its place in that node's configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Nic(pub u8);
-
-/// A path to a peer. A fabric that does not tell NICs apart has the default one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Path {
-    /// Ours.
-    pub local: Nic,
-    /// The peer's.
-    pub remote: Nic,
-}
+use crate::types::{Load, NodeId, Path, Scope, Timestamp};
 
 /// What went wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

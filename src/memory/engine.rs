@@ -81,25 +81,35 @@ impl CopyError {
 }
 
 /// Memory of an engine. It stays reachable until the last reference is dropped, whatever became of the
-/// engine. Calls come from threads that may wait, never from the data thread.
+/// engine.
 pub trait EngineMemory: Debug + Send + Sync {
     /// Length in bytes.
     fn bytes(&self) -> u64;
 
+    /// What copies blocks from and to it, apart from all other copies: on a GPU a stream of its own.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError>;
+}
+
+/// Copies of one batch, in the order asked. Calls come from a thread that may wait, never from the data
+/// thread. Dropping it waits for what it has begun.
+pub trait Copier: Debug {
     /// Copies that begin after this call begin when the work before the engine's event has run. The
     /// caller does not wait.
     ///
     /// # Errors
     /// [`CopyError`], also for memory whose engine has no events.
-    fn wait_for(&self, event: &EngineEvent) -> Result<(), CopyError>;
+    fn wait_for(&mut self, event: &EngineEvent) -> Result<(), CopyError>;
 
-    /// Begins these copies; they may go on when this returns. The caller keeps the pool's ranges, and
-    /// `self`, until [`Self::finish`] has returned.
+    /// Begins these copies; they may go on when this returns. The caller keeps the pool's ranges until
+    /// [`Self::finish`] has returned.
     ///
     /// # Errors
     /// [`CopyError`]; some of the copies may have been begun.
     fn start(
-        &self,
+        &mut self,
         direction: Direction,
         copies: &[StridedCopy],
         pool: &Arc<Mapping>,
@@ -109,7 +119,7 @@ pub trait EngineMemory: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`CopyError`] where one of them failed. None is running any more.
-    fn finish(&self) -> Result<(), CopyError>;
+    fn finish(&mut self) -> Result<(), CopyError>;
 }
 
 /// What makes two imports the same memory.
@@ -271,12 +281,22 @@ impl EngineMemory for SharedMemory {
         self.mapping.len()
     }
 
-    fn wait_for(&self, _event: &EngineEvent) -> Result<(), CopyError> {
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
+        Ok(Box::new(SharedCopier(&self.mapping)))
+    }
+}
+
+/// Copies by the CPU.
+#[derive(Debug)]
+struct SharedCopier<'a>(&'a Mapping);
+
+impl Copier for SharedCopier<'_> {
+    fn wait_for(&mut self, _event: &EngineEvent) -> Result<(), CopyError> {
         Err(CopyError::NoEvents)
     }
 
     fn start(
-        &self,
+        &mut self,
         direction: Direction,
         copies: &[StridedCopy],
         pool: &Arc<Mapping>,
@@ -288,15 +308,15 @@ impl EngineMemory for SharedMemory {
                 let here = copy.memory_offset.saturating_add(row.saturating_mul(copy.memory_pitch));
                 let there = copy.pool_offset.saturating_add(row.saturating_mul(copy.pool_pitch));
                 match direction {
-                    Direction::Save => pool.copy_from(there, (&self.mapping, here), copy.width)?,
-                    Direction::Load => self.mapping.copy_from(here, (pool, there), copy.width)?,
+                    Direction::Save => pool.copy_from(there, (self.0, here), copy.width)?,
+                    Direction::Load => self.0.copy_from(here, (pool, there), copy.width)?,
                 }
             }
         }
         Ok(())
     }
 
-    fn finish(&self) -> Result<(), CopyError> {
+    fn finish(&mut self) -> Result<(), CopyError> {
         Ok(())
     }
 }
@@ -329,13 +349,14 @@ mod tests {
             width: 4,
             rows: 3,
         };
-        memory.start(Direction::Save, &[copy], &pool).unwrap();
-        memory.finish().unwrap();
+        let mut copier = memory.copier().unwrap();
+        copier.start(Direction::Save, &[copy], &pool).unwrap();
+        copier.finish().unwrap();
         let mut bytes = [0; 14];
         pool.read(199, &mut bytes).unwrap();
         assert_eq!(&bytes, b"\0abcdefghijkl\0");
         pool.write(200, b"ABCDEFGHIJKL").unwrap();
-        memory.start(Direction::Load, &[copy], &pool).unwrap();
+        copier.start(Direction::Load, &[copy], &pool).unwrap();
         let mut bytes = [0; 15];
         engine.read(100, &mut bytes).unwrap();
         assert_eq!(&bytes, b"ABCD-EFGH-IJKL-");
@@ -344,7 +365,7 @@ mod tests {
             StridedCopy { pool_offset: 4085, ..copy },
             StridedCopy { memory_pitch: u64::MAX, ..copy },
         ] {
-            let refused = memory.start(Direction::Load, &[wrong], &pool);
+            let refused = copier.start(Direction::Load, &[wrong], &pool);
             assert!(matches!(refused, Err(CopyError::OutOfBounds(_))), "{wrong:?}");
         }
     }

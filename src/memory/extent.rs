@@ -5,12 +5,13 @@
 //! exactly. Blocks are always cut from the front of a range, so in a pool of equal-sized blocks every
 //! boundary is a multiple of that size and no free byte is ever too small a hole for the next block.
 //!
-//! Held blocks are recorded by offset with the length asked for. That costs one map entry per block,
+//! Held blocks are recorded by offset with the length asked for. That costs one entry of a hash table
+//! per block, which takes memory only until it has room for as many blocks as are ever held at once,
 //! and buys that memory comes back exactly once: a second free, a part of a block or somebody else's
 //! range is refused and changes nothing.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::limits;
 use crate::types::{PoolId, Scope};
@@ -75,7 +76,7 @@ impl ReleaseError {
     }
 }
 
-/// The free and held ranges of one pool. Each operation is O(log n) per block in the number of
+/// The free and held ranges of one pool. Each operation is O(log n) per block in the number of free
 /// ranges.
 #[derive(Debug)]
 pub struct ExtentAllocator {
@@ -86,11 +87,11 @@ pub struct ExtentAllocator {
     /// The same ranges, as (length, offset).
     by_len: BTreeSet<(u64, u64)>,
     /// Held blocks: offset to the length asked for.
-    held: BTreeMap<u64, u32>,
+    held: HashMap<u64, u32, foldhash::fast::RandomState>,
 }
 
 /// Bytes that a block of `len` bytes takes. Even an empty block has an offset of its own.
-const fn footprint(len: u32) -> u64 {
+pub(super) const fn footprint(len: u32) -> u64 {
     let bytes = if len == 0 { 1 } else { len as u64 };
     bytes.next_multiple_of(limits::EXTENT_ALIGN)
 }
@@ -105,7 +106,7 @@ impl ExtentAllocator {
             free: 0,
             by_offset: BTreeMap::new(),
             by_len: BTreeSet::new(),
-            held: BTreeMap::new(),
+            held: HashMap::default(),
         };
         if capacity > 0 {
             allocator.insert_free(0, capacity);

@@ -12,7 +12,7 @@ mod space;
 
 pub use create::{HugePageSize, PoolError, PoolOptions};
 pub use engine::{
-    Claim, Claims, CopyError, Direction, EngineMemory, Identity, ImportError, SharedMemory,
+    Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, SharedMemory,
     StridedCopy,
 };
 pub use extent::{Exhausted, ExtentAllocator, ReleaseError};

@@ -99,6 +99,12 @@ impl HostPool {
         self.space.usage()
     }
 
+    /// Times that memory was given back which was not held as such; see [`ExtentSpace::strays`].
+    #[must_use]
+    pub fn strays(&self) -> u64 {
+        self.space.strays()
+    }
+
     /// Reserves one extent per length, in order and next to each other as far as free ranges allow.
     /// An empty list reserves nothing.
     ///
@@ -123,10 +129,11 @@ impl HostPool {
     }
 
     /// Gives back an extent that [`Reservation::into_extent`] handed out. The caller vouches that
-    /// nobody reads or writes it any more: it is not pinned, and no READ into it is outstanding.
+    /// nobody reads or writes it any more: it is not pinned, and no READ into it is outstanding. Takes
+    /// no lock. Whether exactly this extent was held turns out when it is settled ([`Self::strays`]).
     ///
     /// # Errors
-    /// [`ReleaseError`] unless exactly this extent is held; nothing changed then.
+    /// [`ReleaseError::WrongPool`]; nothing changed then.
     pub fn release(&self, extent: Extent) -> Result<(), ReleaseError> {
         self.space.release(extent)
     }
@@ -239,8 +246,7 @@ impl<P: Pool> Drop for Reservation<P> {
     fn drop(&mut self) {
         if self.armed {
             let released = self.pool.space().release(self.extent);
-            // Only a foreign release of this very extent could have come before; there is nothing to
-            // undo, and the allocator refused to free what is no longer held.
+            // It is of this pool.
             debug_assert!(released.is_ok(), "{released:?}");
         }
     }

@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, help: &'static str) -> Family {
 }
 
 /// The metrics of `kvrail serve`.
-pub const FAMILIES: [Family; 51] = [
+pub const FAMILIES: [Family; 52] = [
     counter(
         "kvrail_inserted_blocks_total",
         "Blocks that became resident, by {origin}: saved or fetched",
@@ -148,6 +148,10 @@ pub const FAMILIES: [Family; 51] = [
     histogram(
         "kvrail_registry_owners",
         "Owners of an announced block, this node among them, as the registry answered",
+    ),
+    counter(
+        "kvrail_heap_allocations_total",
+        "Times that this process asked for heap memory; moving a block takes none",
     ),
     gauge("kvrail_store_info", "1 for the {policy} that the store runs"),
     gauge("kvrail_residents", "Blocks held now, by {rank}"),

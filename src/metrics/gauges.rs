@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use metrics::{Gauge, Recorder};
+use metrics::{Counter, Gauge, Recorder};
 
-use super::families::gauge_of;
+use super::families::{counter_of, gauge_of};
 use crate::limits;
 use crate::sync::lock;
 use crate::types::{EvictionRank, RequesterId};
@@ -61,6 +61,8 @@ pub struct GaugeSnapshot {
     pub registry_up: bool,
     /// Since the data thread last went round.
     pub heartbeat_age: Duration,
+    /// Heap allocations of this process since its start.
+    pub allocations: u64,
 }
 
 /// Leases, and bytes under them.
@@ -77,6 +79,7 @@ pub(super) struct Gauges {
     suspended: [Gauge; 3],
     registry_up: Gauge,
     heartbeat_age: Gauge,
+    allocations: Counter,
     /// Requesters that a scrape has shown, at most [`limits::REQUESTERS_MAX`]; a holder knows no more.
     requesters: Mutex<BTreeMap<RequesterId, RequesterHandles>>,
 }
@@ -98,6 +101,7 @@ impl Gauges {
                 .map(|scope| gauge_of(recorder, "kvrail_suspended_peers", &[("scope", scope)])),
             registry_up: plain("kvrail_registry_up"),
             heartbeat_age: plain("kvrail_heartbeat_age_seconds"),
+            allocations: counter_of(recorder, "kvrail_heap_allocations_total", &[]),
             requesters: Mutex::default(),
         }
     }
@@ -116,6 +120,7 @@ impl Gauges {
         }
         self.registry_up.set(f64::from(u8::from(now.registry_up)));
         self.heartbeat_age.set(now.heartbeat_age.as_secs_f64());
+        self.allocations.absolute(now.allocations);
         for (index, pool) in now.pools.iter().enumerate() {
             let labels = [("pool", &*index.to_string())];
             gauge_of(recorder, "kvrail_pool_used_bytes", &labels).set(pool.used as f64);

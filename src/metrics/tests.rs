@@ -87,6 +87,7 @@ fn busy_snapshot() -> GaugeSnapshot {
         suspended: SuspendedGauge { path: 1, peer: 0, leaving: 0 },
         registry_up: true,
         heartbeat_age: Duration::from_millis(20),
+        allocations: 9,
         ..GaugeSnapshot::default()
     };
     now.residents[2] = 7;

@@ -14,7 +14,7 @@ use crate::registry::{
     PlanQuery, Presence, Registration, RegistryEpoch, RegistryError, RegistryFuture, Segment,
     Stamp, Withdrawn, check_len,
 };
-use crate::types::NodeEpoch;
+use crate::types::{NodeEpoch, NodeId};
 
 /// How long the client waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,13 +240,17 @@ impl OwnerRegistry for GrpcRegistry {
     fn plan<'a>(&'a self, query: PlanQuery<'a>) -> RegistryFuture<'a, Plan> {
         let mut client = self.client.clone();
         Box::pin(async move {
-            check_len("a plan", query.keys.len(), limits::REGISTRY_BATCH_MAX)?;
-            check_len("avoid", query.avoid.len(), limits::REGISTRY_AVOID_MAX)?;
-            let avoid: Vec<u8> = query.avoid.iter().flat_map(|node| node.0).collect();
+            query.check()?;
+            let packed = |nodes: &[NodeId]| {
+                let packed: Vec<u8> = nodes.iter().flat_map(|node| node.0).collect();
+                packed.into()
+            };
             let request = PlanRequest {
                 node: query.asker.0.to_vec().into(),
                 keys: encode_keys(query.keys).into(),
-                avoid: avoid.into(),
+                avoid: packed(query.avoid),
+                same_host: packed(query.same_host),
+                same_rail: packed(query.same_rail),
                 choice: query.choice,
             };
             let reply = self.call(client.plan(request)).await?;

@@ -54,6 +54,7 @@ use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
+use crate::sys::memory::prefer_huge_pages;
 use crate::sys::watch::Watch;
 use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
@@ -178,7 +179,8 @@ impl Node {
                 resync_rate: options.announce_rate,
                 ..AnnounceOptions::default()
             },
-        });
+        })
+        .map_err(NodeError::Announcer)?;
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(FetcherParts {
             node,
@@ -188,8 +190,8 @@ impl Node {
             clock,
             sink,
         }));
-        let imports = Imports::new(&residency.pools);
         let inner = Arc::new(Inner {
+            imports: Imports::new(&residency.pools),
             identity,
             requester,
             transport,
@@ -199,7 +201,6 @@ impl Node {
             data,
             announcer: announcer.handle(),
             names: Mutex::default(),
-            imports,
             clock,
         });
         let (stop_door, stopped) = oneshot::channel::<()>();
@@ -265,6 +266,9 @@ fn residency(
     let pools = options.pools.iter().map(HostPool::create).collect::<Result<Vec<_>, _>>()?;
     let config = StoreConfig { capacity: options.capacity, policy: options.policy };
     let store = Arc::new(Store::new(config, Arc::clone(&sink))?);
+    // Without them it works as well, only slower.
+    let huge = store.tables().into_iter().try_for_each(prefer_huge_pages);
+    drop(huge.inspect_err(|error| tracing::debug!(%error, "no huge pages for the store")));
     Ok(Residency::new(store, pools, options.watermarks, clock, sink))
 }
 

@@ -124,6 +124,9 @@ pub enum NodeError {
     /// No thread could be started.
     #[error("cannot start a thread ({0}): raise the limit on processes (ulimit -u)")]
     Thread(#[source] std::io::Error),
+    /// The announcer has no event counter.
+    #[error("cannot open an event counter ({0}): raise the limit on open files (ulimit -n)")]
+    Announcer(#[source] std::io::Error),
     /// The system has no random bytes.
     #[error("the system gives no random bytes ({0})")]
     Random(String),

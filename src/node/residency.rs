@@ -1,7 +1,8 @@
 //! Memory and residents of one node: reserve, admit, evict. Shared by the data thread, the door and
-//! the reclaimer; no lock is held from one step to the next.
+//! the reclaimer. Eviction takes no lock at all: what it changes is the store, which has none, and what it
+//! says goes through mailboxes ([`crate::sync::Mailbox`]) and words that anybody may write.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::evictions::Evictions;
@@ -10,12 +11,12 @@ use crate::limits;
 use crate::memory::{HostPool, Reservation, Usage, Watermarks};
 use crate::policy::Origin;
 use crate::protocol::door::EvictedBlock;
-use crate::registry::{Fingerprint, Partition};
+use crate::registry::Partition;
+use crate::registry::announcing::Digests;
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
-use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, EvictionRank, Extent, Load, ResidentCause};
 
 /// Victims of one step of the reclaimer.
@@ -24,8 +25,8 @@ const VICTIMS_PER_STEP: usize = 64;
 /// Slots of one step of a count: less than a tenth of a millisecond.
 const SLOTS_PER_STEP: u32 = 4_096;
 
-/// How long a requester or an engine holds back while this node is above its high watermark, and
-/// when it found no memory at all, milliseconds.
+/// How long a requester holds back while this node is above its high watermark and finds nothing to evict,
+/// and an engine when there was no memory at all, milliseconds.
 const PAUSE_UNDER_PRESSURE_MS: u32 = 10;
 const PAUSE_WHEN_FULL_MS: u32 = 50;
 
@@ -61,12 +62,13 @@ pub(super) struct Residency {
     watermarks: Watermarks,
     announcer: OnceLock<AnnouncerHandle>,
     reclaimer: OnceLock<ReclaimWaker>,
-    evictions: Mutex<Evictions>,
+    evictions: Evictions,
+    /// Whether the last one who wanted victims found none.
+    stuck: AtomicBool,
     /// What the data thread last said of its lending.
     lent_bytes: AtomicU64,
     lending_pause_ms: AtomicU32,
-    /// By partition: the digest of the residents in it, which the registry compares with its own.
-    digests: Box<[AtomicU64]>,
+    digests: Digests,
     /// Blocks stored so far.
     stored: AtomicU64,
     /// By slot: how many blocks had been stored when its resident was. It tells a save that found
@@ -91,10 +93,11 @@ impl Residency {
             watermarks,
             announcer: OnceLock::new(),
             reclaimer: OnceLock::new(),
-            evictions: Mutex::default(),
+            evictions: Evictions::new(),
+            stuck: AtomicBool::new(false),
             lent_bytes: AtomicU64::new(0),
             lending_pause_ms: AtomicU32::new(0),
-            digests: Partition::all().map(|_| AtomicU64::new(0)).collect(),
+            digests: Digests::default(),
             stored: AtomicU64::new(0),
             stored_at: std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect(),
         }
@@ -187,10 +190,10 @@ impl Residency {
                 if let Some(at) = self.stored_at.get(found.id.slot as usize) {
                     at.store(number, Ordering::Relaxed);
                 }
-                if pinned && lock(&self.evictions).is_refetch(&key, self.clock.now()) {
+                if pinned && self.evictions.is_refetch(&key, self.clock.now()) {
                     self.sink.emit(Event::RefetchedAfterEviction);
                 }
-                self.announce(key);
+                self.tell(key, true);
                 Admitted::Stored(found)
             }
             Err(InsertError::AlreadyResident(found)) => Admitted::AlreadyResident(found),
@@ -219,47 +222,30 @@ impl Residency {
 
     /// The digest of the residents of a partition.
     pub(super) fn digest_of(&self, partition: Partition) -> u64 {
-        self.digests.get(partition.index()).map_or(0, |digest| digest.load(Ordering::Acquire))
+        self.digests.of(partition)
     }
 
-    /// A resident came or went: exactly once for each, in whatever order, as the sum does not ask.
-    fn toggle_digest(&self, key: &BlockKey) {
-        let print = Fingerprint::of(key);
-        if let Some(digest) = self.digests.get(print.partition().index()) {
-            // The note of the change, under a lock, comes behind; who sees that sees this.
-            digest.fetch_xor(print.digest(), Ordering::AcqRel);
-        }
-    }
-
-    /// Tells the registry what is true of a key now. The state is looked up after the change was
-    /// queued, so that of an insert and an eviction that race the later one has the last word.
-    fn announce(&self, key: BlockKey) {
-        self.toggle_digest(&key);
-        let Some(announcer) = self.announcer.get() else { return };
-        announcer.resident(key);
-        if self.store.lookup(&key).is_none() {
-            announcer.gone(key);
-        }
-    }
-
-    fn withdraw(&self, key: BlockKey) {
-        self.toggle_digest(&key);
-        let Some(announcer) = self.announcer.get() else { return };
-        announcer.gone(key);
-        if self.store.lookup(&key).is_some() {
-            announcer.resident(key);
-        }
+    /// Tells the registry what is true of a key now, behind a change of it.
+    fn tell(&self, key: BlockKey, is_here: bool) {
+        let note = |is_here| match self.announcer.get() {
+            Some(announcer) if is_here => announcer.resident(key),
+            Some(announcer) => announcer.gone(key),
+            None => {}
+        };
+        self.digests.change(&key, is_here, note, || self.store.lookup(&key).is_some());
     }
 
     /// Evicts up to `max` residents and gives their memory back; how many bytes, 0 where none went.
     pub(super) fn evict(&self, max: usize) -> u64 {
         let mut victims = Vec::with_capacity(max);
         self.store.evict_batch(max, &mut victims);
+        // Relaxed: advice to those who read from here.
+        self.stuck.store(victims.is_empty(), Ordering::Relaxed);
         let now = self.clock.now();
         for victim in &victims {
-            lock(&self.evictions).note(victim, now);
+            self.evictions.note(victim, now);
             self.release(victim);
-            self.withdraw(victim.key);
+            self.tell(victim.key, false);
         }
         victims.iter().map(|victim| u64::from(victim.payload.extent.len)).sum()
     }
@@ -277,7 +263,7 @@ impl Residency {
     }
 
     pub(super) fn evictions_since(&self, sequence: u64, max: usize) -> Vec<EvictedBlock> {
-        lock(&self.evictions).since(sequence, max)
+        self.evictions.since(sequence, max)
     }
 
     /// What is resident. Lets other tasks run now and then: the count looks at every slot.
@@ -292,12 +278,8 @@ impl Residency {
 
     pub(super) fn usage(&self) -> Usage {
         self.pools.iter().map(|pool| pool.usage()).fold(
-            Usage { bytes: 0, used: 0, largest_free: 0 },
-            |sum, usage| Usage {
-                bytes: sum.bytes + usage.bytes,
-                used: sum.used + usage.used,
-                largest_free: sum.largest_free.max(usage.largest_free),
-            },
+            Usage { bytes: 0, used: 0 },
+            |sum, usage| Usage { bytes: sum.bytes + usage.bytes, used: sum.used + usage.used },
         )
     }
 
@@ -318,9 +300,12 @@ impl Residency {
         Load { outstanding_bytes: self.lent_bytes.load(Ordering::Relaxed), pause_ms }
     }
 
-    /// How long others should hold back, milliseconds; 0 without pressure.
+    /// How long others should hold back, milliseconds; 0 without pressure. A pool that is only full is
+    /// none: leases need no memory, and what they keep from eviction is not missed as long as something
+    /// else can go. So whoever reads does not notice a reclaimer that is late.
     pub(super) fn pause_ms(&self) -> u32 {
-        if self.excess() > 0 { PAUSE_UNDER_PRESSURE_MS } else { 0 }
+        let pressed = self.stuck.load(Ordering::Relaxed) && self.excess() > 0;
+        if pressed { PAUSE_UNDER_PRESSURE_MS } else { 0 }
     }
 }
 
@@ -347,5 +332,45 @@ impl Reclaim for Residency {
             typical = (freed / victims as u64).max(1);
         }
         Reclaimed::Some
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::event::Discard;
+    use crate::memory::PoolOptions;
+    use crate::policy::Policy;
+    use crate::store::StoreConfig;
+    use crate::types::{BlockHash, NamespaceId, PoolId};
+
+    #[test]
+    fn readers_hold_back_only_where_what_they_keep_is_missed() {
+        let (id, bytes) = (PoolId(0), 16 << 10);
+        let options = PoolOptions { id, bytes, huge_pages: None, lock: false, numa_node: None };
+        let config = StoreConfig { capacity: 100, policy: Policy::default() };
+        let (marks, sink) = (Watermarks::new(500, 250).unwrap(), Arc::new(Discard));
+        let store = Arc::new(Store::new(config, sink.clone()).unwrap());
+        let pools = vec![HostPool::create(&options).unwrap()];
+        let residency = Residency::new(store, pools, marks, Clock::start(), sink);
+        let key = |name: u8| BlockKey {
+            namespace: NamespaceId(1),
+            hash: BlockHash::new(&[name]).unwrap(),
+        };
+        for name in 0..12 {
+            let memory = residency.reserve(&[1 << 10]).unwrap().pop().unwrap();
+            residency.admit(key(name), memory, 0, Origin::Saved { owners: None });
+        }
+        assert!(residency.excess() > 0);
+        assert_eq!(residency.pause_ms(), 0, "there is much to evict");
+        let pins: Vec<_> =
+            (0..12).map(|name| residency.store.pin(&key(name)).unwrap().id).collect();
+        assert_eq!(residency.reclaim(), Reclaimed::Stuck);
+        assert_eq!(residency.pause_ms(), PAUSE_UNDER_PRESSURE_MS);
+        assert_eq!(residency.store.unpin_batch(&pins), 0);
+        assert_eq!(residency.reclaim(), Reclaimed::Some);
+        assert_eq!((residency.reclaim(), residency.pause_ms()), (Reclaimed::Enough, 0));
+        assert_eq!(residency.usage().used, 4 << 10);
     }
 }

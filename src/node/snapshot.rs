@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use super::Inner;
+use crate::fabric::Rail;
 use crate::health::{BreakerState, Entry};
 use crate::protocol::door::stat::{
-    HealthStat, NodeStat, PeerStat, PoolStat, RegistryStat, RequesterStat, ResidentStat, StatReport,
+    HealthStat, NodeStat, PeerStat, PoolStat, RailStat, RegistryStat, RequesterStat, ResidentStat,
+    StatReport,
 };
 use crate::protocol::millis;
 use crate::runtime::data::{PeerSnapshot, Stopped};
@@ -55,6 +57,15 @@ fn health_stat(entry: &Entry, now: Timestamp) -> HealthStat {
         bytes_per_second: entry.rate,
         outstanding_bytes: entry.load.outstanding_bytes,
         pause_ms: entry.load.pause_ms,
+    }
+}
+
+fn rail_stat(rail: &Rail) -> RailStat {
+    RailStat {
+        local: rail.local.clone(),
+        remote: rail.remote.clone(),
+        queue_pairs: rail.queue_pairs,
+        reason: rail.reason.clone(),
     }
 }
 
@@ -111,6 +122,7 @@ impl Inner {
                     requester: peer.requester.to_string(),
                     state: "connected".to_owned(),
                     transport: peer.transport.to_owned(),
+                    rails: peer.rails.iter().map(rail_stat).collect(),
                 })
                 .collect(),
             health: peers.health.iter().map(|entry| health_stat(entry, peers.at)).collect(),

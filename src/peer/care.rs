@@ -4,7 +4,8 @@ use super::Peers;
 use super::connection::State;
 use super::landing::Landing;
 use super::outbox::Context;
-use crate::health::{Cause, Entry, Path};
+use super::probe::Ended;
+use crate::health::{Cause, Entry};
 use crate::types::{NodeId, Scope, Timestamp};
 
 impl<L: Landing> Peers<L> {
@@ -35,15 +36,14 @@ impl<L: Landing> Peers<L> {
 
     /// Takes note of what ended since the last time.
     pub(super) fn judge(&mut self, now: Timestamp) {
-        for (node, verdict) in self.requester.verdicts.drain(..) {
-            // A fabric has one path to each peer, as far as it says.
-            self.health.handle_verdict((node, Path::default()), verdict, now);
+        for (node, paths, verdict) in self.requester.verdicts.drain(..) {
+            self.health.handle_verdict((node, &paths), verdict, now);
         }
-        while let Some((node, result)) = self.requester.probes.poll_ended() {
+        while let Some(Ended { node, paths, result }) = self.requester.probes.poll_ended() {
             if result == Err(Cause::NoAnswer) {
                 self.give_up_attempts(node);
             }
-            self.health.handle_probe(node, result, now);
+            self.health.handle_probe((node, &paths), result, now);
         }
         while let Some(event) = self.health.poll_event() {
             self.sink.emit(event);

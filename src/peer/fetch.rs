@@ -132,8 +132,23 @@ impl Granted<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Violation;
 
-/// Blocks of a new transfer: the memory that each lands in, and what its loan said.
-pub(super) type Accepted<M> = (Vec<M>, Vec<Wanted>);
+/// Where a lease is taken apart. Kept from one lease to the next, so that its memory is.
+#[derive(Debug)]
+pub(super) struct Scratch<M> {
+    places: Vec<Place>,
+    sizes: Vec<u32>,
+    /// The memory that each block of a new transfer lands in.
+    pub(super) memory: Vec<M>,
+    /// Their READs.
+    pub(super) reads: ReadList,
+}
+
+impl<M> Default for Scratch<M> {
+    fn default() -> Self {
+        let (places, sizes) = (Vec::new(), Vec::new());
+        Self { places, sizes, memory: Vec::new(), reads: ReadList::default() }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Fetch<M> {
@@ -214,19 +229,22 @@ impl<M> Fetch<M> {
         Outcomes::pack(bitmap, good)
     }
 
-    /// Sorts the loans into outcomes and `reads` (cleared first), and reserves memory for the latter.
+    /// Sorts the loans into outcomes and reads, which are left in `scratch`, and reserves memory for the
+    /// latter.
     pub(super) fn accept<L: Landing<Memory = M>>(
         &mut self,
         granted: &Granted<'_>,
-        reads: &mut ReadList,
         landing: &mut L,
-    ) -> Result<Accepted<M>, Violation> {
+        scratch: &mut Scratch<M>,
+    ) -> Result<Vec<Wanted>, Violation> {
+        let Scratch { places, sizes, memory, reads } = scratch;
+        places.clear();
+        memory.clear();
         reads.clear();
         if granted.loans.len() != self.outcomes.len() {
             return Err(Violation);
         }
         let mut wanted = Vec::with_capacity(self.outcomes.len());
-        let mut places = Vec::with_capacity(self.outcomes.len());
         let entries = granted.loans.iter().map(LoanEntry::loan);
         for ((position, loan), outcome) in (0..).zip(entries).zip(&mut self.outcomes) {
             *outcome = match loan {
@@ -243,15 +261,16 @@ impl<M> Fetch<M> {
                 Loan::Failed => FetchOutcome::Failed(Scope::Peer),
             };
         }
-        let sizes: Vec<u32> = places.iter().map(Place::len).collect();
-        let mut memory = Vec::with_capacity(sizes.len());
-        landing.reserve(&sizes, &mut memory);
+        sizes.clear();
+        sizes.extend(places.iter().map(Place::len));
+        landing.reserve(sizes, memory);
         for want in wanted.drain(memory.len().min(wanted.len())..) {
             if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
                 *outcome = FetchOutcome::Busy;
             }
         }
-        for (place, memory) in places.iter().zip(&memory) {
+        let mut landed = places.iter().zip(memory.iter());
+        let is_uneven = |(place, memory): (&Place, &M)| {
             let local = landing.spans(memory);
             let listed = match *place {
                 Place::Span(span) => reads.push([span], local),
@@ -260,10 +279,14 @@ impl<M> Fetch<M> {
                     reads.push(spans.into_iter().flatten(), local)
                 }
             };
+            listed.is_err()
+        };
+        if landed.any(is_uneven) {
             // Memory of another length than was asked for is a bug of the landing's.
-            listed.map_err(|_uneven| Violation)?;
+            memory.clear();
+            return Err(Violation);
         }
-        Ok((memory, wanted))
+        Ok(wanted)
     }
 
     /// Makes what landed resident; ranks are the holder's answer, or else those of the loans.

@@ -162,9 +162,7 @@ impl Holder {
                     }
                     // Over quota; the draft has let go of the pin.
                     Some(place) => {
-                        if let Place::Span(span) = place {
-                            self.windows.uncover(remote.connection, &span);
-                        }
+                        uncover(&mut self.windows, remote.connection, &place);
                         Loan::Busy(LendRefusal::Quota)
                     }
                     None => {
@@ -185,14 +183,7 @@ impl Holder {
             };
             loans.push(loan.into());
         }
-        let refused = [
-            (LendRefusal::Pins, over_pinned),
-            (LendRefusal::Pressure, over_pressed),
-            (LendRefusal::Windows, without_window),
-        ];
-        for (reason, blocks) in refused.into_iter().filter(|(_, blocks)| *blocks > 0) {
-            self.sink.emit(Event::LendRefused { reason, blocks });
-        }
+        tell_refused(&*self.sink, [over_pinned, over_pressed, without_window]);
         draft.grant(now)
     }
 
@@ -350,6 +341,14 @@ impl Holder {
     }
 }
 
+/// Says how many blocks were refused for want of pins, of room, and of windows.
+fn tell_refused(sink: &dyn EventSink, counts: [u64; 3]) {
+    let reasons = [LendRefusal::Pins, LendRefusal::Pressure, LendRefusal::Windows];
+    for (reason, blocks) in reasons.into_iter().zip(counts).filter(|(_, blocks)| *blocks > 0) {
+        sink.emit(Event::LendRefused { reason, blocks });
+    }
+}
+
 /// Whether a loan can be read: by a window, where there are windows, or by the number of its layout.
 /// Where leases have keys of their own, a block in pieces has none: one for each piece would be too
 /// many, and one for all of them would open what lies between.
@@ -361,6 +360,13 @@ fn cover(
     match place {
         Place::Span(span) => windows.cover(reader, span),
         Place::Block { layout, .. } => !windows.are_used() && layouts.name(*layout),
+    }
+}
+
+/// Takes back the latest [`cover`], which was for this loan.
+fn uncover(windows: &mut Windows, on: ConnectionId, place: &Place) {
+    if let Place::Span(span) = place {
+        windows.uncover(on, span);
     }
 }
 

@@ -49,7 +49,7 @@ use crate::event::{Event, EventSink, LendRefusal};
 use crate::fabric::{
     Capabilities, CompletionStatus, ConnectionId, FabricEvent, ReadBatch, RemoteSpan,
 };
-use crate::health::{BreakerConfig, Health, Nic};
+use crate::health::{BreakerConfig, Health};
 use crate::lease::{LeaseConfig, LeaseConfigError, Usage};
 use crate::limits;
 use crate::protocol::{
@@ -221,10 +221,10 @@ impl<L: Landing> Peers<L> {
                 }
                 match completion.status {
                     CompletionStatus::LocalProtection => {
-                        self.health.handle_own_fault(Nic::default(), now);
+                        self.health.handle_own_fault(completion.path.local, now);
                     }
                     CompletionStatus::Success => {
-                        self.health.handle_own_success(Nic::default(), now);
+                        self.health.handle_own_success(completion.path.local, now);
                     }
                     _ => {}
                 }

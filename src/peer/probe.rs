@@ -19,8 +19,8 @@ use crate::fabric::{ConnectionId, RegisteredSpan, RemoteSpan};
 use crate::health::Cause;
 use crate::limits;
 use crate::protocol::{Message, RegionEntry};
-use crate::transfer::{FinishedBlock, TransferId};
-use crate::types::{NodeId, Scope, Timestamp};
+use crate::transfer::{Finished, FinishedBlock, TransferId};
+use crate::types::{NodeId, Paths, Scope, Timestamp};
 
 /// How long each step of a probe may take: a connection, an answer, a READ.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -67,14 +67,29 @@ impl Probe {
 #[derive(Debug, Default)]
 pub(super) struct Probes {
     running: Vec<Probe>,
-    ended: Vec<(NodeId, Result<(), Cause>)>,
+    ended: Vec<Ended>,
+}
+
+/// A probe that has ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) node: NodeId,
+    /// What its READ went over or failed on; none where it did not get so far.
+    pub(super) paths: Paths,
+    pub(super) result: Result<(), Cause>,
+}
+
+impl Ended {
+    fn early(probe: &Probe, result: Result<(), Cause>) -> Self {
+        Self { node: probe.node, paths: Paths::default(), result }
+    }
 }
 
 impl Probes {
     /// Ends those that `which` picks.
     pub(super) fn fail(&mut self, cause: Cause, which: impl Fn(&Probe) -> bool) {
         let failed = self.running.extract_if(.., |probe| which(probe));
-        self.ended.extend(failed.map(|probe| (probe.node, Err(cause))));
+        self.ended.extend(failed.map(|probe| Ended::early(&probe, Err(cause))));
     }
 
     /// Another connection takes the place of this one: what was asked on it is asked again on that
@@ -93,7 +108,7 @@ impl Probes {
     }
 
     /// A probe that has ended.
-    pub(super) fn poll_ended(&mut self) -> Option<(NodeId, Result<(), Cause>)> {
+    pub(super) fn poll_ended(&mut self) -> Option<Ended> {
         self.ended.pop()
     }
 
@@ -173,7 +188,7 @@ impl<L: Landing> Requester<L> {
             }
             _ => {
                 let probe = self.probes.running.swap_remove(at);
-                self.probes.ended.push((probe.node, Ok(())));
+                self.probes.ended.push(Ended::early(&probe, Ok(())));
             }
         }
     }
@@ -192,21 +207,22 @@ impl<L: Landing> Requester<L> {
             left -= len;
             RegisteredSpan { len, ..span }
         });
-        self.reads.clear();
+        let reads = &mut self.scratch.reads;
+        reads.clear();
         // Where the memory is too short, the transfer has no block and ends without one.
-        self.reads.push([remote], local).ok();
-        self.transfers.begin(on, until, &self.reads, std::iter::once(memory))
+        reads.push([remote], local).ok();
+        self.transfers.begin(on, until, reads, std::iter::once(memory))
     }
 
     /// A transfer is over that is no fetch's: a probe's, whose memory may go.
     pub(super) fn settle_probe(
         &mut self,
-        id: TransferId,
+        finished: &Finished,
         blocks: &mut Vec<FinishedBlock<L::Memory>>,
         cx: &mut Context<'_, L>,
     ) {
         let is_it = |probe: &Probe| match probe.stage {
-            Stage::Nothing { read, .. } | Stage::Page { read } => read == id,
+            Stage::Nothing { read, .. } | Stage::Page { read } => read == finished.id,
             Stage::Connecting | Stage::Answer { .. } => false,
         };
         let Some(at) = self.probes.running.iter().position(is_it) else { return };
@@ -229,6 +245,7 @@ impl<L: Landing> Requester<L> {
         };
         let probe = self.probes.running.swap_remove(at);
         let result = ended.map_err(|scope| Cause::of(scope, Cause::Broken));
-        self.probes.ended.push((probe.node, result));
+        let paths = finished.paths.clone();
+        self.probes.ended.push(Ended { node: probe.node, paths, result });
     }
 }

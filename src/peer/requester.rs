@@ -16,7 +16,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::fetch::{Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Violation};
+use super::fetch::{
+    Fetch, FetchOutcome, FetchRequest, Fetched, Granted, Phase, Scratch, Violation,
+};
 use super::landing::Landing;
 use super::outbox::{Context, Outbox};
 use super::probe::Probes;
@@ -26,8 +28,8 @@ use crate::fabric::{Completion, CompletionStatus, ConnectionId, ReadBatch};
 use crate::health::{Cause, Suspended, Verdict};
 use crate::limits;
 use crate::protocol::{AbortReason, Message, Outcomes};
-use crate::transfer::{FinishedBlock, ReadList, Transfers};
-use crate::types::{LeaseId, NodeEpoch, NodeId, RequestId, Scope, Timestamp};
+use crate::transfer::{FinishedBlock, Transfers};
+use crate::types::{LeaseId, NodeEpoch, NodeId, Paths, RequestId, Scope, Timestamp};
 
 /// Deadlines of a requester.
 #[derive(Debug, Clone, Copy)]
@@ -57,17 +59,16 @@ pub(super) struct Requester<L: Landing> {
     pub(super) fetches: BTreeMap<RequestId, Fetch<L::Memory>>,
     next_request: u64,
     pub(super) transfers: Transfers<L::Memory>,
-    /// What the next transfer reads; kept from one to the next.
-    pub(super) reads: ReadList,
     pub(super) replays: VecDeque<Replay>,
     pub(super) done: VecDeque<Fetched>,
     pub(super) finished: Vec<FinishedBlock<L::Memory>>,
     pub(super) bitmap: Vec<u8>,
+    pub(super) scratch: Scratch<L::Memory>,
     /// Connections on which keys were refused; a few of the latest.
     pub(super) stale: VecDeque<ConnectionId>,
     pub(super) probes: Probes,
-    /// How things ended that were asked of peers, for their health.
-    pub(super) verdicts: Vec<(NodeId, Verdict)>,
+    /// How things ended that were asked of peers, and on which paths, for their health.
+    pub(super) verdicts: Vec<(NodeId, Paths, Verdict)>,
 }
 
 impl<L: Landing> Requester<L> {
@@ -82,11 +83,11 @@ impl<L: Landing> Requester<L> {
             fetches: BTreeMap::new(),
             next_request: 1,
             transfers,
-            reads: ReadList::default(),
             replays: VecDeque::new(),
             done: VecDeque::new(),
             finished: Vec::new(),
             bitmap: Vec::new(),
+            scratch: Scratch::default(),
             stale: VecDeque::new(),
             probes: Probes::default(),
             verdicts: Vec::new(),
@@ -241,7 +242,8 @@ impl<L: Landing> Requester<L> {
             sink.emit(Event::TransferFailed { blocks, scope });
             if let Some(cause) = cause {
                 let waited = now.since(fetch.lent);
-                self.verdicts.push((fetch.request.node, Verdict::Failed { cause, waited }));
+                let verdict = Verdict::Failed { cause, waited };
+                self.verdicts.push((fetch.request.node, Paths::default(), verdict));
             }
             self.done.push_back(fetch.finished());
         }
@@ -272,18 +274,20 @@ impl<L: Landing> Requester<L> {
         };
         fetch.lease = granted.lease;
         let node = fetch.request.node;
-        let reads = &mut self.reads;
-        let (memory, wanted) = fetch.accept(granted, reads, cx.landing)?;
-        let timeout = self.config.transfer_timeout;
-        let allowance = granted.health.allowance(node, reads.bytes(), timeout);
+        let scratch = &mut self.scratch;
+        let wanted = fetch.accept(granted, cx.landing, scratch)?;
+        let bytes = scratch.reads.bytes();
+        let allowance = granted.health.allowance(node, bytes, self.config.transfer_timeout);
         fetch.reads_end = cx.now + allowance;
         let until = lease_end(fetch.lent, granted.ttl, self.config.lease_margin);
         let until = until.min(fetch.reads_end);
+        let Scratch { reads, memory, .. } = scratch;
         if reads.is_empty() || until <= cx.now {
             let late = !reads.is_empty();
+            memory.clear();
             let (cause, waited) = (Cause::NoAnswer, cx.now.since(fetch.lent));
             let verdict = if late { Verdict::Failed { cause, waited } } else { Verdict::Answered };
-            self.verdicts.push((node, verdict));
+            self.verdicts.push((node, Paths::default(), verdict));
             abort(cx.outbox, if late { AbortReason::Late } else { AbortReason::NoMemory });
             if let Some(fetch) = self.fetches.remove(&granted.request) {
                 self.done.push_back(fetch.finished());
@@ -291,7 +295,7 @@ impl<L: Landing> Requester<L> {
             return Ok(());
         }
         let on = granted.connection;
-        let transfer = self.transfers.begin(on, until, reads, memory.into_iter());
+        let transfer = self.transfers.begin(on, until, reads, memory.drain(..));
         let (ttl, asked) = (granted.ttl, fetch.lent);
         fetch.phase = Phase::Reading { transfer, wanted, ttl, asked };
         Ok(())

@@ -43,7 +43,8 @@ impl<L: Landing> Requester<L> {
                     }
                     verdict => verdict,
                 };
-                self.verdicts.extend(verdict.map(|verdict| (fetch.request.node, verdict)));
+                let (node, paths) = (fetch.request.node, finished.paths);
+                self.verdicts.extend(verdict.map(|verdict| (node, paths, verdict)));
                 fetch.deadline = cx.now + self.config.answer_timeout;
                 let count = fetch.pack_outcomes(&mut self.bitmap);
                 match (fetch.connection, Outcomes::new(count, &self.bitmap)) {
@@ -55,7 +56,7 @@ impl<L: Landing> Requester<L> {
                     _ => owe(&mut self.replays, fetch),
                 }
             } else {
-                self.settle_probe(finished.id, &mut blocks, cx);
+                self.settle_probe(&finished, &mut blocks, cx);
             }
             blocks.clear();
         }

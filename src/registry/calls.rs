@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::fingerprint::{Partition, PartitionDigest};
-use crate::types::{BlockKey, Load, NodeEpoch, NodeId};
+use super::{RegistryError, check_len};
+use crate::limits;
+use crate::types::{BlockKey, Load, NodeEpoch, NodeId, Reach};
 
 /// A node as it registers and as plans name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,9 +131,41 @@ pub struct PlanQuery<'a> {
     pub keys: &'a [BlockKey],
     /// Nodes to leave out, at most [`crate::limits::REGISTRY_AVOID_MAX`].
     pub avoid: &'a [NodeId],
+    /// Nodes on the asker's host, which come first among owners that reach about as far; at most
+    /// [`crate::limits::REGISTRY_NEAR_MAX`].
+    pub same_host: &'a [NodeId],
+    /// Nodes on a rail of the asker's, which come next; as many.
+    pub same_rail: &'a [NodeId],
     /// Decides among equals: askers that give different numbers spread over the owners; the same
     /// number and state give the same plan.
     pub choice: u64,
+}
+
+impl<'a> PlanQuery<'a> {
+    /// A question without preferences.
+    #[must_use]
+    pub const fn new(asker: NodeId, keys: &'a [BlockKey]) -> Self {
+        Self { asker, keys, avoid: &[], same_host: &[], same_rail: &[], choice: 0 }
+    }
+
+    /// How near a node is to the asker.
+    pub(crate) fn reach(&self, node: NodeId) -> Reach {
+        if self.same_host.contains(&node) {
+            Reach::SameHost
+        } else if self.same_rail.contains(&node) {
+            Reach::SameRail
+        } else {
+            Reach::Far
+        }
+    }
+
+    /// Refuses what is beyond the limits.
+    pub(crate) fn check(&self) -> Result<(), RegistryError> {
+        check_len("a plan", self.keys.len(), limits::REGISTRY_BATCH_MAX)?;
+        check_len("avoid", self.avoid.len(), limits::REGISTRY_AVOID_MAX)?;
+        check_len("same host", self.same_host.len(), limits::REGISTRY_NEAR_MAX)?;
+        check_len("same rail", self.same_rail.len(), limits::REGISTRY_NEAR_MAX)
+    }
 }
 
 /// A run of positions that one owner holds whole.

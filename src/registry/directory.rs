@@ -215,10 +215,10 @@ impl Directory {
     /// # Errors
     /// [`RegistryError::Refused`] where a list is too long.
     pub fn plan(&self, query: PlanQuery<'_>, now: Timestamp) -> Result<Plan, RegistryError> {
-        check_len("a plan", query.keys.len(), limits::REGISTRY_BATCH_MAX)?;
-        check_len("avoid", query.avoid.len(), limits::REGISTRY_AVOID_MAX)?;
+        query.check()?;
         let skip = |node| node == query.asker || query.avoid.contains(&node);
-        let candidates = lock(&self.nodes).candidates(now, skip);
+        let reach = |node| query.reach(node);
+        let candidates = lock(&self.nodes).candidates(now, skip, reach);
         let mut lists = OwnerLists::with_capacity(query.keys.len());
         let mut scratch = Vec::new();
         for key in query.keys {
@@ -227,7 +227,7 @@ impl Directory {
         }
         let known = |slot: usize| {
             let candidate = candidates.get(slot)?.as_ref()?;
-            Some((candidate.identity.as_ref(), candidate.load))
+            Some((candidate.identity.as_ref(), candidate.standing))
         };
         Ok(plan::assemble(self.epoch, &lists, known, query.choice))
     }
@@ -320,7 +320,11 @@ impl Directory {
         let shard = lock(shard);
         slots.extend(shard.owners(print, &self.hasher).iter().filter_map(candidate));
         drop(shard);
-        plan::sample(slots, choice);
+        let near = |slot: usize| {
+            let candidate = candidates.get(slot).and_then(Option::as_ref);
+            candidate.map(|candidate| candidate.standing.reach)
+        };
+        plan::sample(slots, near, choice);
     }
 }
 

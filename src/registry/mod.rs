@@ -44,7 +44,7 @@ pub use fingerprint::{Fingerprint, Partition, PartitionDigest};
 pub use in_process::InProcess;
 
 pub use crate::types::Load;
-pub(crate) use plan::assemble_plan;
+pub(crate) use plan::{Standing, assemble_plan};
 
 use crate::limits;
 use crate::types::Scope;

@@ -12,10 +12,11 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
 use super::owners::OwnerRef;
+use super::plan::Standing;
 use super::{Heartbeat, Load, NodeIdentity, Presence, RegistryError, Stamp};
 use crate::limits;
 use crate::sync::Mutex;
-use crate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
+use crate::types::{BlockKey, NodeEpoch, NodeId, Reach, Timestamp};
 
 /// Up to which sequence a registration's changes are settled. Held while a batch is applied, so that
 /// one which its sender gives up meanwhile is over before a later one of the same keys begins.
@@ -72,7 +73,7 @@ pub(super) struct Sender {
 pub(super) struct Candidate {
     pub(super) reference: OwnerRef,
     pub(super) identity: Arc<NodeIdentity>,
-    pub(super) load: Load,
+    pub(super) standing: Standing,
 }
 
 /// The table.
@@ -110,12 +111,13 @@ impl NodeTable {
         &mut self,
         now: Timestamp,
         skip: impl Fn(NodeId) -> bool,
+        reach: impl Fn(NodeId) -> Reach,
     ) -> Vec<Option<Candidate>> {
         self.expire(now);
         let candidate = |slot: &Slot| Candidate {
             reference: slot.reference,
             identity: Arc::clone(&slot.identity),
-            load: slot.load,
+            standing: Standing { load: slot.load, reach: reach(slot.identity.node) },
         };
         self.slots
             .iter()

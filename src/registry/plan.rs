@@ -1,11 +1,12 @@
 //! Splits positions, in order, into runs that one owner holds whole.
 //!
-//! Greedy: at each position the owners that reach (about) farthest from there are weighed against each
-//! other by load, and the winner takes its whole run. The farthest reach gives the fewest runs; "about"
+//! Greedy: at each position, of the owners that reach (about) farthest from there, those that are nearest
+//! to the asker are weighed against each other by load, and the winner takes its whole run. The farthest reach gives the fewest runs; "about"
 //! keeps one owner with a block more than the others from serving everybody.
 
 use super::{Load, NodeIdentity, Plan, RegistryEpoch, Segment};
 use crate::limits;
+use crate::types::Reach;
 
 /// The owners of each position, as indices of candidates, in one allocation.
 #[derive(Debug, Default)]
@@ -45,11 +46,23 @@ const fn mix(seed: u64, value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Of more owners than a plan weighs, leaves a sample that is the same for keys of the same owners, so
-/// that runs stay whole.
-pub(super) fn sample(owners: &mut Vec<usize>, choice: u64) {
+/// What speaks for and against an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Standing {
+    /// How busy it is.
+    pub(crate) load: Load,
+    /// How near it is to the asker.
+    pub(crate) reach: Reach,
+}
+
+/// Of more owners than a plan weighs, leaves the near ones and a sample of the others that is the same
+/// for keys of the same owners, so that runs stay whole.
+pub(super) fn sample(owners: &mut Vec<usize>, near: impl Fn(usize) -> Option<Reach>, choice: u64) {
     if owners.len() > limits::REGISTRY_PLAN_OWNERS_MAX {
-        owners.sort_unstable_by_key(|owner| mix(choice, u64::try_from(*owner).unwrap_or(u64::MAX)));
+        owners.sort_unstable_by_key(|owner| {
+            let drawn = mix(choice, u64::try_from(*owner).unwrap_or(u64::MAX));
+            (near(*owner).unwrap_or_default(), drawn)
+        });
         owners.truncate(limits::REGISTRY_PLAN_OWNERS_MAX);
     }
 }
@@ -58,12 +71,13 @@ pub(super) fn sample(owners: &mut Vec<usize>, choice: u64) {
 pub(crate) fn assemble_plan<'a>(
     registry: RegistryEpoch,
     positions: Vec<Vec<usize>>,
-    known: impl Fn(usize) -> Option<(&'a NodeIdentity, Load)>,
+    known: impl Fn(usize) -> Option<(&'a NodeIdentity, Standing)>,
     choice: u64,
 ) -> Plan {
+    let near = |owner| known(owner).map(|(_, standing)| standing.reach);
     let mut lists = OwnerLists::with_capacity(positions.len());
     for mut owners in positions {
-        sample(&mut owners, choice);
+        sample(&mut owners, near, choice);
         lists.push(&owners);
     }
     assemble(registry, &lists, known, choice)
@@ -73,14 +87,14 @@ pub(crate) fn assemble_plan<'a>(
 pub(super) fn assemble<'a>(
     registry: RegistryEpoch,
     lists: &OwnerLists,
-    known: impl Fn(usize) -> Option<(&'a NodeIdentity, Load)>,
+    known: impl Fn(usize) -> Option<(&'a NodeIdentity, Standing)>,
     choice: u64,
 ) -> Plan {
     let mut plan = Plan { registry, owners: Vec::new(), segments: Vec::new(), missing: 0 };
-    let load = |owner| known(owner).map(|(_, load)| load).unwrap_or_default();
+    let standing = |owner| known(owner).map(|(_, standing)| standing).unwrap_or_default();
     let mut listed: Vec<usize> = Vec::new();
     let mut covered = 0;
-    for (owner, segment) in split(lists, load, choice) {
+    for (owner, segment) in split(lists, standing, choice) {
         let Some((identity, _)) = known(owner) else {
             continue;
         };
@@ -97,11 +111,15 @@ pub(super) fn assemble<'a>(
 }
 
 /// The runs, each with its owner; [`Segment::owner`] is not set.
-fn split(lists: &OwnerLists, load: impl Fn(usize) -> Load, choice: u64) -> Vec<(usize, Segment)> {
+fn split(
+    lists: &OwnerLists,
+    standing: impl Fn(usize) -> Standing,
+    choice: u64,
+) -> Vec<(usize, Segment)> {
     let mut runs = Vec::new();
     let mut position = 0;
     while position < lists.ends.len() {
-        let Some((owner, count)) = pick(lists, position, &load, choice) else {
+        let Some((owner, count)) = pick(lists, position, &standing, choice) else {
             position += 1;
             continue;
         };
@@ -119,7 +137,7 @@ fn split(lists: &OwnerLists, load: impl Fn(usize) -> Load, choice: u64) -> Vec<(
 fn pick(
     lists: &OwnerLists,
     position: usize,
-    load: impl Fn(usize) -> Load,
+    standing: impl Fn(usize) -> Standing,
     choice: u64,
 ) -> Option<(usize, usize)> {
     let owners = lists.at(position);
@@ -127,13 +145,21 @@ fn pick(
         owners.iter().map(|owner| (*owner, lists.reach(*owner, position))).collect();
     let farthest = pool.iter().map(|(_, reach)| *reach).max()?;
     pool.retain(|(_, reach)| *reach >= farthest - farthest / 4);
+    // The nearest of those that can serve now come before any that are farther away.
+    let spared = |owner: usize| standing(owner).load.pause_ms > 0;
+    let reach = |owner: usize| standing(owner).reach;
+    let ready = pool.iter().filter(|(owner, _)| !spared(*owner));
+    let nearest = ready.map(|(owner, _)| reach(*owner)).min().filter(|it| *it < Reach::Far);
+    if let Some(nearest) = nearest {
+        pool.retain(|(owner, _)| reach(*owner) == nearest && !spared(*owner));
+    }
     let seed = mix(choice, u64::try_from(position).ok()?);
     let one = draw(&mut pool, seed)?;
     let Some(two) = draw(&mut pool, mix(seed, 1)) else {
         return Some(one);
     };
     let weight = |(owner, _): (usize, usize)| {
-        let load = load(owner);
+        let load = standing(owner).load;
         (load.pause_ms > 0, load.outstanding_bytes)
     };
     Some(if weight(two) < weight(one) { two } else { one })

@@ -135,10 +135,13 @@ impl Service {
 
     fn on_plan(&self, request: &PlanRequest) -> Result<(PlanReply, usize), RegistryError> {
         let keys = decode_keys(&request.keys)?;
+        let near = |what, bytes| decode_nodes(what, bytes, limits::REGISTRY_NEAR_MAX);
         let query = PlanQuery {
             asker: decode_node(&request.node)?,
             keys: &keys,
-            avoid: &decode_avoid(&request.avoid)?,
+            avoid: &decode_nodes("avoid", &request.avoid, limits::REGISTRY_AVOID_MAX)?,
+            same_host: &near("same_host", &request.same_host)?,
+            same_rail: &near("same_rail", &request.same_rail)?,
             choice: request.choice,
         };
         let plan = self.directory.plan(query, self.clock.now())?;
@@ -175,13 +178,12 @@ fn millis(span: Duration) -> u32 {
     u32::try_from(span.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn decode_avoid(bytes: &[u8]) -> Result<Vec<NodeId>, RegistryError> {
+fn decode_nodes(what: &str, bytes: &[u8], max: usize) -> Result<Vec<NodeId>, RegistryError> {
     let (nodes, rest) = bytes.as_chunks::<16>();
-    if !rest.is_empty() || nodes.len() > limits::REGISTRY_AVOID_MAX {
+    if !rest.is_empty() || nodes.len() > max {
         return Err(RegistryError::Refused {
             reason: format!(
-                "avoid holds at most {} node ids of 16 bytes each, got {} bytes",
-                limits::REGISTRY_AVOID_MAX,
+                "{what} holds at most {max} node ids of 16 bytes each, got {} bytes",
                 bytes.len()
             ),
         });

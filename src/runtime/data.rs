@@ -2,13 +2,13 @@
 //! over it.
 //!
 //! Each round takes commands, polls the fabric once, gives the events to [`Peers`], and carries out
-//! what they ask for. The clock is read once a round: deadlines are milliseconds and more, a round
-//! is microseconds. That moment is also the thread's [`Heartbeat`]. The thread waits only in
-//! [`Fabric::poll`]; commands end that wait through the fabric's waker.
+//! what they ask for: an answer leaves before anything else is looked after. The clock is read once a
+//! round: deadlines are milliseconds and more, a round is microseconds. That moment is also the thread's
+//! [`Heartbeat`]. The thread waits only in [`Fabric::poll`]; commands end that wait through the
+//! fabric's waker. It has no lock in common with those who command it ([`super::mailroom`]).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,18 +16,22 @@ use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
 use super::heartbeat::{Heartbeat, Rounds};
+use super::mailroom::{Answer, Inbox, Outbox};
 use super::rejections::{By, Rejections};
-use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, Wake};
+use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatch, Wake};
 use crate::health::Entry;
 use crate::limits;
 use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
-use crate::types::{BlockHash, NamespaceId, NodeId, RequesterId, Scope, Timestamp};
+use crate::types::{BlockHash, NamespaceId, NodeId, Reach, RequesterId, Scope, Timestamp};
+
+/// The name of the data thread.
+pub const DATA_THREAD: &str = "kvrail-data";
 
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// A node that is connected and authenticated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectedPeer {
     /// Who.
     pub node: NodeId,
@@ -35,6 +39,8 @@ pub struct ConnectedPeer {
     pub requester: RequesterId,
     /// The transport of its connection.
     pub transport: &'static str,
+    /// The pairs of NICs that it goes over.
+    pub rails: Vec<Rail>,
 }
 
 /// What peers look like now.
@@ -50,6 +56,15 @@ pub struct PeerSnapshot {
     pub at: Timestamp,
 }
 
+/// A fetch that is over.
+#[derive(Debug)]
+pub struct Answered {
+    /// What became of it.
+    pub fetched: Fetched,
+    /// What lies between this node and the owner; `None` where they are not connected any more.
+    pub reach: Option<Reach>,
+}
+
 /// Asks the data thread for something.
 #[derive(Debug)]
 enum Command<E> {
@@ -58,7 +73,7 @@ enum Command<E> {
         endpoint: E,
         namespace: NamespaceId,
         hashes: Vec<BlockHash>,
-        answer: oneshot::Sender<Fetched>,
+        answer: oneshot::Sender<Answered>,
     },
     Snapshot {
         answer: oneshot::Sender<PeerSnapshot>,
@@ -69,6 +84,10 @@ enum Command<E> {
     },
     Drain {
         drained: oneshot::Sender<()>,
+    },
+    /// What was fetched for one who does not wait any more.
+    Release {
+        fetched: Fetched,
     },
     Stop,
 }
@@ -81,7 +100,7 @@ pub struct Stopped;
 /// A handle on the data thread, for any number of threads.
 #[derive(Debug)]
 pub struct DataHandle<E> {
-    commands: Sender<Command<E>>,
+    inbox: Arc<Inbox<Command<E>>>,
     waker: Arc<dyn Wake>,
     heartbeat: Heartbeat,
     /// Closed with the thread.
@@ -91,7 +110,7 @@ pub struct DataHandle<E> {
 impl<E> Clone for DataHandle<E> {
     fn clone(&self) -> Self {
         Self {
-            commands: self.commands.clone(),
+            inbox: Arc::clone(&self.inbox),
             waker: Arc::clone(&self.waker),
             heartbeat: self.heartbeat.clone(),
             alive: self.alive.clone(),
@@ -111,7 +130,7 @@ impl<E> DataHandle<E> {
         endpoint: E,
         namespace: NamespaceId,
         hashes: Vec<BlockHash>,
-    ) -> Result<Fetched, Stopped> {
+    ) -> Result<Answered, Stopped> {
         let (answer, fetched) = oneshot::channel();
         self.send(Command::Fetch { node, endpoint, namespace, hashes, answer })?;
         fetched.await.map_err(|_gone| Stopped)
@@ -173,7 +192,9 @@ impl<E> DataHandle<E> {
     }
 
     fn send(&self, command: Command<E>) -> Result<(), Stopped> {
-        self.commands.send(command).map_err(|_gone| Stopped)?;
+        if !self.inbox.put(command) {
+            return Err(Stopped);
+        }
         self.waker.wake();
         Ok(())
     }
@@ -182,10 +203,13 @@ impl<E> DataHandle<E> {
 /// The data thread; its result says why it ended.
 pub type DataJoin = JoinHandle<Result<(), FabricError>>;
 
-/// Starts the data thread.
+/// Starts the data thread, and on the current Tokio runtime a task that passes its answers on.
 ///
 /// # Errors
-/// Where the system refuses a thread.
+/// Where the system refuses a thread, or the limit on open files is reached.
+///
+/// # Panics
+/// Outside a Tokio runtime.
 pub fn spawn<F, L>(
     fabric: F,
     peers: Peers<L>,
@@ -198,11 +222,14 @@ where
     L: Landing + Send + 'static,
     L::Memory: Send,
 {
-    let (commands, inbox) = channel();
+    let (inbox, outbox) = (Arc::new(Inbox::new()), Arc::new(Outbox::new()?));
+    let woken = outbox.watched()?;
     let (living, alive) = watch::channel(true);
     let heartbeat = Heartbeat::new(clock.now());
     let waker = fabric.waker();
-    let handle = DataHandle { commands, waker, heartbeat: heartbeat.clone(), alive };
+    let own = Arc::clone(&inbox);
+    let handle = DataHandle { inbox: own, waker, heartbeat: heartbeat.clone(), alive };
+    let living = Living { inbox: Arc::clone(&inbox), outbox: Arc::clone(&outbox), _living: living };
     let thread = DataThread {
         fabric,
         peers,
@@ -210,7 +237,9 @@ where
         clock,
         heartbeat,
         inbox,
-        endpoints: HashMap::new(),
+        commands: Vec::new(),
+        outbox: Arc::clone(&outbox),
+        endpoints: BTreeMap::new(),
         answers: BTreeMap::new(),
         next_fetch: 0,
         reads: ReadBatch::default(),
@@ -218,11 +247,30 @@ where
         drained: None,
         stopping: false,
     };
-    let join = std::thread::Builder::new().name("kvrail-data".into()).spawn(move || {
+    let join = std::thread::Builder::new().name(DATA_THREAD.into()).spawn(move || {
         let _living = living;
         thread.run()
     })?;
+    let release = handle.clone();
+    tokio::spawn(outbox.deliver(woken, move |fetched| {
+        // Without its thread a node serves nothing any more, and no pin matters.
+        release.send(Command::Release { fetched }).ok();
+    }));
     Ok((handle, join))
+}
+
+/// Goes with the thread, however that ends: nobody waits for it any more.
+struct Living<E> {
+    inbox: Arc<Inbox<Command<E>>>,
+    outbox: Arc<Outbox<PeerSnapshot>>,
+    _living: watch::Sender<bool>,
+}
+
+impl<E> Drop for Living<E> {
+    fn drop(&mut self) {
+        self.inbox.close();
+        self.outbox.close();
+    }
 }
 
 struct DataThread<F: Fabric, L: Landing> {
@@ -231,9 +279,12 @@ struct DataThread<F: Fabric, L: Landing> {
     landing: L,
     clock: Clock,
     heartbeat: Heartbeat,
-    inbox: Receiver<Command<F::Endpoint>>,
-    endpoints: HashMap<NodeId, F::Endpoint>,
-    answers: BTreeMap<FetchId, oneshot::Sender<Fetched>>,
+    inbox: Arc<Inbox<Command<F::Endpoint>>>,
+    /// What was in it; kept for its memory.
+    commands: Vec<Command<F::Endpoint>>,
+    outbox: Arc<Outbox<PeerSnapshot>>,
+    endpoints: BTreeMap<NodeId, F::Endpoint>,
+    answers: BTreeMap<FetchId, oneshot::Sender<Answered>>,
     next_fetch: u64,
     reads: ReadBatch,
     rejections: Rejections,
@@ -245,24 +296,24 @@ struct DataThread<F: Fabric, L: Landing> {
 impl<F: Fabric, L: Landing> DataThread<F, L> {
     fn run(mut self) -> Result<(), FabricError> {
         let mut events = EventBatch::default();
-        let mut rounds = Rounds::new(self.clock.now());
+        let mut now = self.clock.now();
+        let mut rounds = Rounds::new(now);
         loop {
-            self.take_commands();
-            self.carry_out();
+            self.take_commands(now);
+            self.carry_out(now);
             if let Some(drained) = self.drained.take_if(|_| self.peers.leases_out() == 0) {
-                // Whoever does not wait any more stops the thread next.
-                drained.send(()).ok();
+                self.tell(Answer::Drained(drained));
             }
             if self.stopping {
                 return Ok(());
             }
             let wait = match self.peers.poll_timeout() {
-                Some(deadline) => deadline.since(self.clock.now()).min(ROUND_MAX),
+                Some(deadline) => deadline.since(now).min(ROUND_MAX),
                 None => ROUND_MAX,
             };
             events.clear();
             self.fabric.poll(&mut events, wait)?;
-            let now = self.clock.now();
+            now = self.clock.now();
             self.heartbeat.beat(now);
             for event in &events.events {
                 let bytes = match *event {
@@ -272,6 +323,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 self.rejections.observe(By::Peer, bytes, || now);
                 self.peers.handle_event(*event, bytes, &mut self.landing, now);
             }
+            self.carry_out(now);
             if let Some(late) = rounds.end(wait, now) {
                 tracing::warn!(?late, "this node's data thread was late: its peers get that time");
                 self.peers.handle_stall(late, &mut self.landing, now);
@@ -282,8 +334,10 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
         }
     }
 
-    fn take_commands(&mut self) {
-        while let Ok(command) = self.inbox.try_recv() {
+    fn take_commands(&mut self, now: Timestamp) {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.inbox.take_into(&mut commands);
+        for command in commands.drain(..) {
             match command {
                 Command::Fetch { node, endpoint, namespace, hashes, answer } => {
                     let id = FetchId(self.next_fetch);
@@ -293,47 +347,49 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     }
                     self.endpoints.insert(node, endpoint);
                     self.answers.insert(id, answer);
-                    let request = FetchRequest { id, node, namespace, hashes };
-                    self.peers.fetch(request, self.clock.now());
+                    self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
                 }
                 Command::Snapshot { answer } => {
                     let snapshot = PeerSnapshot {
                         connected: self.connected().collect(),
                         leases: self.peers.lease_usage().collect(),
-                        health: self.peers.health(self.clock.now()).collect(),
-                        at: self.clock.now(),
+                        health: self.peers.health(now).collect(),
+                        at: now,
                     };
-                    // An asker that is gone needs no answer.
-                    answer.send(snapshot).ok();
+                    self.tell(Answer::Snapshot(answer, snapshot));
                 }
                 Command::ResetHealth { node, answer } => {
-                    let reset = self.peers.reset_health(node, self.clock.now());
-                    answer.send(reset).ok();
+                    let reset = self.peers.reset_health(node, now);
+                    self.tell(Answer::Reset(answer, reset));
                 }
                 Command::Drain { drained } => {
                     self.peers.drain();
                     self.drained = Some(drained);
                 }
+                Command::Release { fetched } => self.peers.release(&fetched),
                 Command::Stop => {
                     self.peers.shut_down();
                     self.stopping = true;
                 }
             }
         }
+        self.commands = commands;
     }
 
     fn connected(&self) -> impl Iterator<Item = ConnectedPeer> + '_ {
         self.peers.connected().filter_map(|(node, requester)| {
-            let transport = self.fabric.transport(self.peers.up_to(node)?);
-            Some(ConnectedPeer { node, requester, transport })
+            let connection = self.peers.up_to(node)?;
+            let transport = self.fabric.transport(connection);
+            let rails = self.fabric.rails(connection);
+            Some(ConnectedPeer { node, requester, transport, rails })
         })
     }
 
     /// Carries out what the peers ask for, until they ask for nothing.
-    fn carry_out(&mut self) {
+    fn carry_out(&mut self, now: Timestamp) {
         loop {
             while let Some(output) = self.peers.poll_output() {
-                self.carry_out_one(output);
+                self.carry_out_one(output, now);
             }
             while let Some(connection) = self.peers.poll_post(&mut self.reads) {
                 if let Err(error) = self.fabric.post(connection, &self.reads) {
@@ -351,7 +407,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
         }
     }
 
-    fn carry_out_one(&mut self, output: Output) {
+    fn carry_out_one(&mut self, output: Output, now: Timestamp) {
         match output {
             Output::Connect { node } => {
                 let result = match self.endpoints.get(&node) {
@@ -361,7 +417,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     }),
                     None => Err(Scope::Local),
                 };
-                self.peers.handle_connecting(node, result, self.clock.now());
+                self.peers.handle_connecting(node, result, now);
             }
             // A connection that closed meanwhile says so by its own event.
             Output::Admit { connection } => {
@@ -369,7 +425,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
             }
             Output::Send { connection, start, end } => {
                 let message = self.peers.message(start, end);
-                self.rejections.observe(By::Us, message, || self.clock.now());
+                self.rejections.observe(By::Us, message, || now);
                 let sent = self.fabric.send(connection, message);
                 if let Err(error) = sent {
                     self.peers.handle_send_refused(connection, error.scope());
@@ -394,9 +450,15 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
 
     fn answer(&mut self, fetched: Fetched) {
         let Some(answer) = self.answers.remove(&fetched.id) else { return };
-        if let Err(unwanted) = answer.send(fetched) {
-            // Nobody waits any more: the pins that were taken for the asker go.
-            self.peers.release(&unwanted);
+        let reach = self.peers.up_to(fetched.node).map(|on| self.fabric.reach(on));
+        self.tell(Answer::Fetched(answer, Answered { fetched, reach }));
+    }
+
+    fn tell(&self, answer: Answer<PeerSnapshot>) {
+        if let Err(Answer::Fetched(_asker, unwanted)) = self.outbox.put(answer) {
+            // No room, which the bound on askers rules out: the pins that were taken for this one go,
+            // and it hears that there will be no answer.
+            self.peers.release(&unwanted.fetched);
         }
     }
 }

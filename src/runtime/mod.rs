@@ -7,5 +7,6 @@ pub mod deadline;
 pub mod door;
 pub mod heartbeat;
 pub mod http;
+mod mailroom;
 pub mod reclaim;
 mod rejections;

@@ -1,12 +1,18 @@
 //! The reclaimer: a thread of its own that keeps memory free before anyone has to wait for it.
 //!
-//! It holds nothing that lending, polling or the handshake needs: each step takes a bounded number
-//! of victims from the store and gives their memory back, and between steps it holds no lock.
+//! It holds nothing that lending, polling, the handshake or the registry needs. Each step takes a bounded
+//! number of victims from the store, which has no lock, and hands over what follows from that through
+//! mailboxes, which have none either: their memory to the pool, their keys to the announcer. So a
+//! reclaimer that stops anywhere, for however long, stops nobody; what it does not free is taken by those
+//! who reserve, a bounded number of victims at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
+
+/// The name of the reclaimer's thread.
+pub const RECLAIM_THREAD: &str = "kvrail-reclaim";
 
 /// What a step of reclaim found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,17 +63,16 @@ impl Reclaimer {
     pub fn spawn(reclaim: Arc<impl Reclaim>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
-        let thread =
-            std::thread::Builder::new().name("kvrail-reclaim".into()).spawn(move || {
-                // Relaxed: the flag carries no data, and unparking orders enough to see it in time.
-                while !stopping.load(Ordering::Relaxed) {
-                    match reclaim.reclaim() {
-                        Reclaimed::Some => {}
-                        Reclaimed::Enough => std::thread::park_timeout(IDLE),
-                        Reclaimed::Stuck => std::thread::park_timeout(STUCK),
-                    }
+        let thread = std::thread::Builder::new().name(RECLAIM_THREAD.into()).spawn(move || {
+            // Relaxed: the flag carries no data, and unparking orders enough to see it in time.
+            while !stopping.load(Ordering::Relaxed) {
+                match reclaim.reclaim() {
+                    Reclaimed::Some => {}
+                    Reclaimed::Enough => std::thread::park_timeout(IDLE),
+                    Reclaimed::Stuck => std::thread::park_timeout(STUCK),
                 }
-            })?;
+            }
+        })?;
         Ok(Self { stop, thread: Some(thread) })
     }
 

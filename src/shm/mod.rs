@@ -65,7 +65,7 @@ use crate::sys::connections::{Broken, Connections};
 use crate::sys::epoll::{Epoll, Interest, Ready};
 use crate::sys::eventfd::EventFd;
 use crate::sys::{local_socket, memfd};
-use crate::types::Timestamp;
+use crate::types::{Reach, Timestamp};
 
 /// Descriptors that one wait reports.
 const READY_MAX: usize = 64;
@@ -314,6 +314,10 @@ impl Fabric for ShmFabric {
             windows: 0,
             read_bytes: READ_BYTES_MAX,
         }
+    }
+
+    fn reach(&self, _connection: ConnectionId) -> Reach {
+        Reach::SameHost
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {

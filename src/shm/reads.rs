@@ -12,6 +12,7 @@ use crate::fabric::{
 use crate::limits::{READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX};
 use crate::memory::{Mapping, Regions};
 use crate::sys::connections::Broken;
+use crate::types::Path;
 
 /// What a READ costs a poll's budget at least, bytes: its bookkeeping takes as long as so many.
 const READ_COST_MIN: usize = 512;
@@ -242,5 +243,10 @@ fn complete(
     status: CompletionStatus,
     batch: &mut EventBatch,
 ) {
-    batch.events.push(FabricEvent::Completed(Completion { connection, wr_id, status }));
+    batch.events.push(FabricEvent::Completed(Completion {
+        connection,
+        wr_id,
+        status,
+        path: Path::default(),
+    }));
 }

@@ -13,14 +13,14 @@ use std::time::Duration;
 use super::{ShmFabric, ShmName};
 use crate::fabric::{
     Access, Capabilities, CloseReason, Completion, ConnectionId, EventBatch, Fabric, FabricError,
-    FabricEvent, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
+    FabricEvent, Rail, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::CONNECTIONS_MAX;
 use crate::memory::Mapping;
 use crate::sys::avoided::Avoided;
 use crate::sys::clock::coarse;
 use crate::sys::watch::Watch;
-use crate::types::NodeId;
+use crate::types::{NodeId, Reach};
 
 /// Set in the slots of near connections; no fabric has so many.
 const NEAR: u32 = 1 << 31;
@@ -192,6 +192,20 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
         match &self.near {
             Some(near) if connection.slot & NEAR != 0 => near.fabric.capabilities().transport,
             _ => self.far.transport(connection),
+        }
+    }
+
+    fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
+        match &self.near {
+            Some(_) if connection.slot & NEAR != 0 => Vec::new(),
+            _ => self.far.rails(connection),
+        }
+    }
+
+    fn reach(&self, connection: ConnectionId) -> Reach {
+        match &self.near {
+            Some(near) if connection.slot & NEAR != 0 => near.fabric.reach(connection),
+            _ => self.far.reach(connection),
         }
     }
 

@@ -10,11 +10,12 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::fabric::{
-    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
-    Region, RegionId, RemoteSpan, Wake, WindowId,
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, Rail,
+    ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
+use crate::types::Reach;
 
 /// Where a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,6 +157,14 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn transport(&self, connection: ConnectionId) -> &'static str {
         self.inner.transport(connection)
+    }
+
+    fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
+        self.inner.rails(connection)
+    }
+
+    fn reach(&self, connection: ConnectionId) -> Reach {
+        self.inner.reach(connection)
     }
 
     fn register(

@@ -4,6 +4,7 @@ use super::SimEndpoint;
 use super::reads::Read;
 use super::state::{Action, Phase, State, pair};
 use crate::fabric::{CloseReason, Completion, CompletionStatus, FabricEvent};
+use crate::types::Path;
 
 impl State {
     pub(super) fn perform(&mut self, action: Action) {
@@ -128,7 +129,12 @@ impl State {
         for read in std::mem::take(&mut end.reads) {
             let status = first.take().unwrap_or(CompletionStatus::Flushed);
             let wr_id = read.wr_id;
-            let flushed = FabricEvent::Completed(Completion { connection, wr_id, status });
+            let flushed = FabricEvent::Completed(Completion {
+                connection,
+                wr_id,
+                status,
+                path: Path::default(),
+            });
             self.tell(index, flushed, Vec::new());
         }
         self.tell(index, FabricEvent::Closed { connection, reason }, Vec::new());
@@ -139,7 +145,8 @@ impl State {
             return;
         };
         let (connection, wr_id) = (Self::id(index, end.life), read.wr_id);
-        let event = FabricEvent::Completed(Completion { connection, wr_id, status });
+        let event =
+            FabricEvent::Completed(Completion { connection, wr_id, status, path: Path::default() });
         self.tell(index, event, Vec::new());
     }
 

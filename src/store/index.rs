@@ -13,6 +13,7 @@
 
 use std::fmt;
 use std::hash::BuildHasher;
+use std::ops::Range;
 
 use foldhash::fast::RandomState;
 
@@ -58,6 +59,11 @@ pub(super) struct Bucket(usize);
 impl Index {
     pub(super) fn new(capacity: u32) -> Self {
         Self { buckets: Groups::zeroed(capacity as usize), hasher: RandomState::default() }
+    }
+
+    /// Where the buckets lie.
+    pub(super) fn addresses(&self) -> Range<*const u8> {
+        self.buckets.addresses()
     }
 
     pub(super) fn bucket(&self, key: &BlockKey) -> Bucket {

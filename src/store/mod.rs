@@ -134,7 +134,6 @@ mod census;
 mod claims;
 mod commits;
 mod fault;
-mod free;
 mod index;
 mod log;
 mod requesters;
@@ -176,6 +175,7 @@ mod stress_tests;
 mod tests;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use resident::{
@@ -239,6 +239,13 @@ impl Store {
     #[must_use]
     pub fn config(&self) -> StoreConfig {
         self.config
+    }
+
+    /// Where its large tables lie, which are accessed at random: an owner may have them on huge pages.
+    /// They are not present before they are used.
+    #[must_use]
+    pub fn tables(&self) -> [Range<*const u8>; 3] {
+        self.table.addresses()
     }
 
     /// Makes a block resident, as the newest of its first rank, or with one pin where `pinned`: for

@@ -5,6 +5,8 @@
 //! with all that finds it, the rest of its payload, and a line with its requesters, which stays
 //! untouched, and costs no memory, until the resident is served to a peer.
 
+use std::ops::Range;
+
 use super::requesters::{self, Requesters};
 use super::resident::Payload;
 use super::word::Word;
@@ -58,6 +60,12 @@ impl Slots {
             payloads: Groups::zeroed(count),
             requesters: Groups::zeroed(count),
         }
+    }
+
+    /// Where what every operation touches lies: the lines and the payloads. Requesters are left out:
+    /// those of residents that nobody fetched cost nothing as long as their pages are untouched.
+    pub(super) fn addresses(&self) -> [Range<*const u8>; 2] {
+        [self.lines.addresses(), self.payloads.addresses()]
     }
 
     pub(super) fn count(&self) -> u32 {

@@ -5,12 +5,12 @@
 //! are written once.
 
 use std::fmt;
+use std::ops::Range;
 
 use arrayvec::ArrayVec;
 
 use super::claims::Claims;
 use super::fault::{self, Fault};
-use super::free::FreeStack;
 use super::index::{Bucket, Index, Walk};
 use super::log::{Logs, Placed, Worth};
 use super::requesters::Overflow;
@@ -19,6 +19,7 @@ use super::slots::{KeyWords, Slot, Slots};
 use super::victims::Guard;
 use super::word::{Flag, State, Word};
 use crate::policy::{Origin, Policy, RankEvent};
+use crate::sync::FreeStack;
 use crate::types::{BlockKey, EvictionRank, Generation, PolicyKind, ResidentId};
 
 /// A rank before and after an event.
@@ -71,6 +72,11 @@ impl Table {
             overflow: Overflow::new(),
             guard: Guard::new(),
         }
+    }
+
+    pub(super) fn addresses(&self) -> [Range<*const u8>; 3] {
+        let [lines, payloads] = self.slots.addresses();
+        [lines, payloads, self.index.addresses()]
     }
 
     pub(super) fn at(&self, slot: u32) -> Option<Slot<'_>> {

@@ -1,5 +1,7 @@
 //! The monotonic clock, for machines whose port passes no time in.
 
+use std::time::Duration;
+
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::types::Timestamp;
@@ -15,6 +17,12 @@ pub fn now() -> Timestamp {
 #[must_use]
 pub fn coarse() -> Timestamp {
     read(ClockId::MonotonicCoarse)
+}
+
+/// Processor time, of user and kernel, that the calling thread has used so far.
+#[must_use]
+pub fn of_thread() -> Duration {
+    Duration::from_nanos(read(ClockId::ThreadCPUTime).as_nanos())
 }
 
 fn read(clock: ClockId) -> Timestamp {

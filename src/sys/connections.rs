@@ -107,6 +107,13 @@ impl<C: Breakable> Connections<C> {
         slot.connection.as_mut()
     }
 
+    /// The connection of this id, broken or not, to look at.
+    #[must_use]
+    pub fn peek(&self, id: ConnectionId) -> Option<&C> {
+        let slot = self.slots.get(id.slot as usize)?;
+        slot.connection.as_ref().filter(|_| slot.generation == id.generation)
+    }
+
     /// The connection of this id, unless it is broken or gone.
     pub fn get(&mut self, id: ConnectionId) -> Option<&mut C> {
         self.find(id).filter(|connection| !connection.is_broken())
@@ -130,6 +137,11 @@ impl<C: Breakable> Connections<C> {
     }
 
     /// All connections, broken ones too.
+    pub fn iter(&self) -> impl Iterator<Item = &C> {
+        self.slots.iter().filter_map(|entry| entry.connection.as_ref())
+    }
+
+    /// All connections, broken ones too, with their ids.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut C)> {
         self.slots.iter_mut().enumerate().filter_map(|(slot, entry)| {
             let id = ConnectionId { slot: u32::try_from(slot).ok()?, generation: entry.generation };

@@ -1,10 +1,16 @@
 //! A counter that wakes a poller, across threads and processes.
+#![expect(
+    unsafe_code,
+    reason = "Tokio takes the caller's word that a descriptor stays open while it is registered"
+)]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
 
 /// An event counter: readable while notified and not drained. Never blocks; closed on `exec`.
 #[derive(Debug)]
@@ -48,6 +54,21 @@ impl EventFd {
         }
     }
 
+    /// The counter, watched by the current Tokio runtime.
+    ///
+    /// # Errors
+    /// What `epoll_ctl` answers, at the limit on watches.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
+    pub fn watched(self: &Arc<Self>) -> io::Result<AsyncFd<Arc<Self>>> {
+        // SAFETY: `as_raw_fd` answers the same descriptor at every call, that of a field which is never
+        // replaced, and the counter owns it: it stays open until the last handle on the counter is
+        // dropped, and the one that is handed over here lives as long as the registration.
+        let watched = unsafe { AsyncFd::register(Arc::clone(self)) };
+        watched.map_err(|refused| refused.into_parts().1)
+    }
+
     /// Takes all notifications so far and answers how many there were; 0 where there were none.
     ///
     /// # Errors
@@ -59,6 +80,12 @@ impl EventFd {
             Err(Errno::AGAIN) => Ok(0),
             Err(errno) => Err(errno.into()),
         }
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 

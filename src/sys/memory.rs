@@ -1,13 +1,14 @@
 //! What is asked of the kernel about mapped pages: lock them, make them present, place them.
 //!
-//! The functions are `unsafe` because they take an address range, not because they could corrupt it:
-//! none of them changes a byte that is there.
+//! Those that are `unsafe` are so because they take an address range that must be mapped, not because
+//! they could corrupt it: none of them changes a byte that is there.
 #![expect(
     unsafe_code,
     reason = "system calls that take an address range, one of which has no wrapper"
 )]
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MlockFlags};
@@ -90,6 +91,28 @@ pub unsafe fn bind_to_node(start: NonNull<u8>, len: usize, node: u32) -> io::Res
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Asks for huge pages where memory is not present yet, and for ordinary ones to be joined some time
+/// where it is: random access to large tables is slowed down by the walks through page tables.
+///
+/// # Errors
+/// What `madvise` answers: `EINVAL` where the kernel has no transparent huge pages, `ENOMEM` where
+/// nothing is mapped at a part of the range.
+pub fn prefer_huge_pages(addresses: Range<*const u8>) -> io::Result<()> {
+    let Range { start, end } = addresses;
+    let page = usize::try_from(page_bytes()).unwrap_or(4096);
+    // A part of a page belongs to somebody else as well.
+    let first = start.addr().next_multiple_of(page);
+    let len = (end.addr() / page * page).saturating_sub(first);
+    if len == 0 {
+        return Ok(());
+    }
+    let first = start.with_addr(first).cast_mut();
+    // SAFETY: `first` is a whole number of pages. The advice changes no byte and takes no page away,
+    // whatever is mapped there, so it can do no harm to memory that the caller does not own.
+    unsafe { rustix::mm::madvise(first.cast(), len, Advice::LinuxHugepage) }?;
+    Ok(())
+}
+
 /// The size of an ordinary page, bytes.
 #[must_use]
 pub fn page_bytes() -> u64 {
@@ -97,4 +120,45 @@ pub fn page_bytes() -> u64 {
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     // Linux always answers; 4096 stands in for an impossible refusal.
     u64::try_from(bytes).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the kernel has noted the advice for the mapping of an address.
+    fn is_advised(address: usize) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        maps.lines().any(|line| {
+            let range = line.split_whitespace().next().and_then(|word| word.split_once('-'));
+            let ends = range.and_then(|(start, end)| {
+                let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16));
+                Some(start.ok()?..end.ok()?)
+            });
+            if let Some(mapping) = ends {
+                inside = mapping.contains(&address);
+            }
+            inside && line.starts_with("VmFlags:") && line.split_whitespace().any(|it| it == "hg")
+        })
+    }
+
+    #[test]
+    fn advice_covers_the_whole_pages_of_a_range_and_no_others() {
+        let table = vec![0_u8; 8 << 20];
+        let addresses = table.as_ptr_range();
+        let middle = addresses.start.addr() + table.len() / 2;
+        assert!(!is_advised(middle));
+        match prefer_huge_pages(addresses.clone()) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                eprintln!("SKIPPED: this kernel has no transparent huge pages");
+                return;
+            }
+            answer => answer.unwrap(),
+        }
+        assert!(is_advised(middle));
+        assert!(!is_advised(addresses.start.addr() - 1));
+        let part_of_a_page = table.get(1..100).unwrap().as_ptr_range();
+        prefer_huge_pages(part_of_a_page).unwrap();
+    }
 }

@@ -1,5 +1,6 @@
 //! The operating system in small safe pieces, one file each. Nothing here knows what a block is.
 
+pub mod allocations;
 pub mod avoided;
 pub mod clock;
 pub mod confinement;
@@ -21,4 +22,5 @@ pub mod random;
 pub mod rdma_sysfs;
 pub mod root;
 pub mod socket;
+pub mod thread_stop;
 pub mod watch;

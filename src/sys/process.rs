@@ -1,9 +1,14 @@
 //! This process: how it ends with its parent, how it stops itself, and which boot of the host it runs
 //! in.
-#![expect(unsafe_code, reason = "a thread that stops its process must signal itself")]
+#![expect(
+    unsafe_code,
+    reason = "a thread that stops its process must signal itself; a process's clock has no safe wrapper"
+)]
 
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -42,6 +47,30 @@ pub fn end_with_parent(parent: u32, signal: DeathSignal) -> io::Result<()> {
 pub fn stop_here() {
     // SAFETY: `raise` has no preconditions; SIGSTOP cannot be handled, so that no handler runs.
     let _cannot_fail = unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Processor time, of user and kernel and of all its threads, that a process has used so far.
+///
+/// # Errors
+/// `ESRCH` where there is no such process, or what the system answers.
+pub fn processor_time(process: u32) -> io::Result<Duration> {
+    let process = libc::pid_t::try_from(process).map_err(|_too_large| Errno::SRCH)?;
+    let mut clock = MaybeUninit::uninit();
+    // SAFETY: the pointer is valid for writing one clock id.
+    let refused = unsafe { libc::clock_getcpuclockid(process, clock.as_mut_ptr()) };
+    if refused != 0 {
+        return Err(io::Error::from_raw_os_error(refused));
+    }
+    // SAFETY: the call above succeeded, so it wrote the id.
+    let clock = unsafe { clock.assume_init() };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for writing one time.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Neither is negative, and nanoseconds are below a second.
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    Ok(Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0)))
 }
 
 /// The identity of this boot of the host: two processes that read the same one can share memory,
@@ -106,6 +135,17 @@ mod tests {
         output.read_to_string(&mut line).unwrap();
         assert!(!line.contains("unnoticed"), "{line}");
         drop(input);
+    }
+
+    #[test]
+    fn work_takes_time_of_its_process_and_nobody_has_none() {
+        let before = processor_time(std::process::id()).unwrap();
+        let mut sum = 0_u64;
+        while processor_time(std::process::id()).unwrap() < before + Duration::from_millis(5) {
+            sum = std::hint::black_box((0..10_000).sum());
+        }
+        assert!(sum > 0);
+        assert!(processor_time(u32::MAX).is_err());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::fabric::{
 use crate::limits::{READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX};
 use crate::memory::Regions;
 use crate::sys::connections::{Breakable, Broken};
-use crate::types::Timestamp;
+use crate::types::{Path, Timestamp};
 
 /// Receives in which a connection that is about to end looks for the peer's last messages.
 const LAST_RECEIVES: usize = 4;
@@ -346,7 +346,12 @@ impl Connection {
         let broken = self.broken.unwrap_or(Broken::REQUESTED);
         let connection = self.id;
         let mut complete = |wr_id, status| {
-            batch.events.push(FabricEvent::Completed(Completion { connection, wr_id, status }));
+            batch.events.push(FabricEvent::Completed(Completion {
+                connection,
+                wr_id,
+                status,
+                path: Path::default(),
+            }));
         };
         for (wr_id, status) in self.stillborn {
             complete(wr_id, status);

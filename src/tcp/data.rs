@@ -29,7 +29,7 @@ use crate::fabric::{
 use crate::limits::{READ_BYTES_MAX, READS_OUTSTANDING_MAX};
 use crate::memory::{Mapping, Regions};
 use crate::sys::connections::Broken;
-use crate::types::Timestamp;
+use crate::types::{Path, Timestamp};
 
 /// Requests that are read with one call: a batch of 128.
 const INPUT_BYTES: usize = 128 * FRAME_BYTES;
@@ -327,6 +327,7 @@ impl DataStream {
                 connection: shared.id,
                 wr_id: read.wr_id,
                 status,
+                path: Path::default(),
             }));
         }
     }

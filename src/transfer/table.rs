@@ -7,7 +7,7 @@ use crate::fabric::{
     Capabilities, Completion, CompletionStatus, ConnectionId, ReadBatch, ReadWork, RegisteredSpan,
     WrId,
 };
-use crate::types::{Scope, Timestamp};
+use crate::types::{Path, Paths, Scope, Timestamp};
 
 /// A running transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,12 +26,15 @@ pub struct FinishedBlock<D> {
 }
 
 /// A transfer of which every READ has completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
     /// Which transfer.
     pub id: TransferId,
     /// The connection that it ran on, perhaps closed by now.
     pub connection: ConnectionId,
+    /// The paths that it went over, or, where it failed, those that it failed on, as far as its READs
+    /// told.
+    pub paths: Paths,
 }
 
 #[derive(Debug)]
@@ -52,6 +55,8 @@ struct Transfer<D> {
     outstanding: usize,
     /// The first cause of failure. Flushes that follow from it are not a fault of their own.
     broken: Option<Scope>,
+    /// What its READs went over; once it is broken, what they failed on.
+    paths: Paths,
     /// Whether its connection was asked to be broken.
     breaking: bool,
 }
@@ -63,7 +68,10 @@ impl<D> Transfer<D> {
 
     /// Gives up what was not posted yet.
     fn give_up(&mut self, scope: Scope) {
-        self.broken.get_or_insert(scope);
+        if self.broken.is_none() {
+            self.broken = Some(scope);
+            self.paths.clear();
+        }
         for read in self.reads.drain(self.next_read..) {
             for block in read.first_block..=read.last_block {
                 if let Some(block) = self.blocks.get_mut(usize::from(block)) {
@@ -153,6 +161,7 @@ impl<D> Transfers<D> {
             next_segment: 0,
             outstanding: 0,
             broken: None,
+            paths: Paths::default(),
             breaking: false,
         });
         transfer.connection = connection;
@@ -248,7 +257,7 @@ impl<D> Transfers<D> {
         scope: Scope,
     ) {
         for work in &batch.works {
-            self.settle(connection, work.wr_id, |_| Err(scope));
+            self.settle((connection, None), work.wr_id, |_| Err(scope));
         }
     }
 
@@ -261,13 +270,14 @@ impl<D> Transfers<D> {
             CompletionStatus::Success => Err(Scope::Path),
             status => Err(status.scope().unwrap_or(Scope::Local)),
         };
-        self.settle(completion.connection, completion.wr_id, result)
+        let on = (completion.connection, Some(completion.path));
+        self.settle(on, completion.wr_id, result)
     }
 
     /// `result` says how the READ ended, given its transfer's deadline.
     fn settle(
         &mut self,
-        on: ConnectionId,
+        (on, path): (ConnectionId, Option<Path>),
         wr_id: WrId,
         result: impl Fn(Timestamp) -> Result<(), Scope>,
     ) -> bool {
@@ -288,7 +298,14 @@ impl<D> Transfers<D> {
             return false;
         };
         transfer.outstanding -= 1;
-        if let Err(scope) = result(transfer.until) {
+        let result = result(transfer.until);
+        // The first failure says where; what is flushed behind it says nothing, but behind a deadline
+        // it says what hung.
+        let tells = match result {
+            Ok(()) => transfer.broken.is_none(),
+            Err(_) => transfer.broken.is_none() || transfer.breaking,
+        };
+        if let Err(scope) = result {
             if let Some(read) = transfer.reads.get(read as usize).copied() {
                 for block in read.first_block..=read.last_block {
                     if let Some(block) = transfer.blocks.get_mut(usize::from(block)) {
@@ -297,6 +314,9 @@ impl<D> Transfers<D> {
                 }
             }
             transfer.give_up(scope);
+        }
+        if let Some(path) = path.filter(|_| tells) {
+            transfer.paths.add(path);
         }
         if transfer.is_done() {
             self.finished.push_back(slot);
@@ -375,8 +395,9 @@ impl<D> Transfers<D> {
         transfer.segments.clear();
         (transfer.next_read, transfer.next_segment) = (0, 0);
         (transfer.broken, transfer.breaking) = (None, false);
+        let paths = std::mem::take(&mut transfer.paths);
         self.spare.push(transfer);
-        Some(Finished { id, connection })
+        Some(Finished { id, connection, paths })
     }
 
     fn get_mut(&mut self, id: TransferId) -> Option<&mut Transfer<D>> {

@@ -7,6 +7,7 @@
 mod block;
 mod fault;
 mod node;
+mod path;
 mod rank;
 mod time;
 
@@ -14,6 +15,7 @@ pub use block::{
     BlockHash, BlockKey, Extent, Generation, Namespace, NamespaceId, PoolId, ResidentId, WordError,
 };
 pub use fault::Scope;
-pub use node::{LeaseId, Load, NodeEpoch, NodeId, RequestId, RequesterId, RequesterIndex};
+pub use node::{LeaseId, Load, NodeEpoch, NodeId, Reach, RequestId, RequesterId, RequesterIndex};
+pub use path::{Nic, Path, Paths};
 pub use rank::{EvictionRank, PolicyKind, ResidentCause};
 pub use time::Timestamp;

@@ -90,6 +90,18 @@ pub struct Load {
     pub pause_ms: u32,
 }
 
+/// What lies between two nodes; the order is that of preference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Reach {
+    /// Memory: both are on one host and read each other's pools in place.
+    SameHost,
+    /// A network on which NICs that belong together talk to each other.
+    SameRail,
+    /// A network, or nothing is known.
+    #[default]
+    Far,
+}
+
 /// A lend request, numbered by its requester; unique within one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);

@@ -23,7 +23,7 @@ pub use completion_channel::CompletionChannel;
 pub use completion_queue::CompletionQueue;
 pub use context::{Context, DeviceLimits, Port};
 pub use error::VerbsError;
-pub use fabric::{NicPair, PollMode, VerbsConfig, VerbsFabric};
+pub use fabric::{NicPair, PollMode, Posts, VerbsConfig, VerbsFabric};
 pub use gid::{Gid, GidChoice, choose, describe};
 pub use memory_region::{MemoryRegion, Served};
 pub use memory_window::MemoryWindow;

@@ -39,6 +39,9 @@ pub struct QueueSizes {
     pub receives: u32,
     /// Segments of one of the send queue.
     pub segments: u32,
+    /// Bytes of a SEND that travel inside its request, so that the device need not fetch them. A wish:
+    /// [`QueuePair::inline`] says what came of it.
+    pub inline: u32,
 }
 
 /// What both ends agree on before a queue pair can receive.
@@ -91,6 +94,7 @@ type ReceiveFn =
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     number: u32,
+    inline: u32,
     send: SendFn,
     receive: ReceiveFn,
     domain: Arc<ProtectionDomain>,
@@ -128,7 +132,7 @@ impl QueuePair {
             .post_send
             .zip(ops.post_recv)
             .ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
-        let mut attr = ibv_qp_init_attr {
+        let attr = |inline| ibv_qp_init_attr {
             qp_context: ptr::without_provenance_mut(token),
             send_cq: cq.raw().as_ptr(),
             recv_cq: cq.raw().as_ptr(),
@@ -138,25 +142,39 @@ impl QueuePair {
                 max_recv_wr: sizes.receives,
                 max_send_sge: sizes.segments,
                 max_recv_sge: 1,
-                max_inline_data: 0,
+                max_inline_data: inline,
             },
             qp_type: c::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and completion queue exist and are kept; the library hands the token back
-        // and never follows it.
-        let raw = unsafe { (context.library().create_qp)(domain.raw().as_ptr(), &raw mut attr) };
-        let raw = NonNull::new(raw).ok_or_else(|| failed(io::Error::last_os_error()))?;
+        let make = |inline| {
+            let mut attr: ibv_qp_init_attr = attr(inline);
+            // SAFETY: domain and completion queue exist and are kept; the library hands the token back
+            // and never follows it.
+            let raw =
+                unsafe { (context.library().create_qp)(domain.raw().as_ptr(), &raw mut attr) };
+            // A device answers how much it takes; that may be more than the wish.
+            NonNull::new(raw).map(|raw| (raw, attr.cap.max_inline_data.min(inline)))
+        };
+        // A device that has less room in its requests refuses.
+        let made = make(sizes.inline).or_else(|| if sizes.inline > 0 { make(0) } else { None });
+        let (raw, inline) = made.ok_or_else(|| failed(io::Error::last_os_error()))?;
         // SAFETY: the library answered a valid queue pair; its number never changes.
         let number = unsafe { (*raw.as_ptr()).qp_num };
         let (domain, cq) = (Arc::clone(domain), Arc::clone(cq));
-        Ok(Self { raw, number, send, receive, domain, _cq: cq })
+        Ok(Self { raw, number, inline, send, receive, domain, _cq: cq })
     }
 
     /// Its number, 24 bits.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Bytes of a SEND that fit into its request.
+    #[must_use]
+    pub fn inline(&self) -> u32 {
+        self.inline
     }
 
     /// RESET to INIT: from now on receives can be posted. Peers may read nothing yet.

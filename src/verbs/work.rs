@@ -109,9 +109,14 @@ impl SendList {
         }
     }
 
-    /// Appends a SEND of the segments.
-    pub fn send(&mut self, wr_id: u64, segments: impl Iterator<Item = Segment>) {
+    /// Appends a SEND of the segments; `inline` where they fit into the request
+    /// ([`super::QueuePair::inline`]): then they are copied when it is posted, and their keys are not
+    /// looked at.
+    pub fn send(&mut self, wr_id: u64, segments: impl Iterator<Item = Segment>, inline: bool) {
         self.push(wr_id, c::IBV_WR_SEND, segments, true);
+        if let Some(request) = self.requests.last_mut().filter(|_| inline) {
+            request.send_flags |= c::IBV_SEND_INLINE;
+        }
     }
 
     fn push(

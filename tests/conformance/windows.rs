@@ -85,7 +85,7 @@ fn count<H: Harness>(end: &End<H>, what: &Seen) -> usize {
 
 pub(crate) fn a_key_reads_its_span_and_no_byte_more<H: Harness>() {
     if !H::windows_have_bounds() {
-        return;
+        return reads_beyond_a_window_stay_in_its_region::<H>();
     }
     for (before, behind) in [(1_u64, 0), (0, 1_u32), (40_000, 0)] {
         let mut lent = Lent::<H>::new();
@@ -94,6 +94,25 @@ pub(crate) fn a_key_reads_its_span_and_no_byte_more<H: Harness>() {
         lent.succeeds(RemoteSpan { address: granted.address + 2_999, len: 1, ..granted });
         let address = granted.address - before.min(5_000);
         let outside = RemoteSpan { address, len: granted.len + behind, ..granted };
+        lent.refuses(outside);
+    }
+}
+
+/// What a device does that looks at the bounds of a window's region only: bytes beside the window are
+/// read, and none beside the region.
+fn reads_beyond_a_window_stay_in_its_region<H: Harness>() {
+    let mut lent = Lent::<H>::new();
+    let granted = lent.grant(3, 5_000, 3_000);
+    lent.succeeds(granted);
+    lent.succeeds(RemoteSpan { address: granted.address - 1, ..granted });
+    lent.succeeds(RemoteSpan { len: granted.len + 1, ..granted });
+    eprintln!("observed: READs of one byte before and behind a window's bounds succeed");
+    for (offset, before, behind) in [(0, 1, 0), (LEN as u64 - 3_000, 0, 1)] {
+        let mut lent = Lent::<H>::new();
+        let granted = lent.grant(3, offset, 3_000);
+        lent.succeeds(granted);
+        let outside =
+            RemoteSpan { address: granted.address - before, len: granted.len + behind, ..granted };
         lent.refuses(outside);
     }
 }

@@ -61,34 +61,40 @@ fn rows_are_copied_both_ways_on_a_stream_of_the_memorys_own() {
     let (engine, node) = (Engine::start(&standin), Node::new(&standin));
     let memory = node.import(node.device, engine.memory.0).unwrap();
     assert_eq!(memory.bytes(), LEN);
-    memory.wait_for(&EngineEvent(engine.event.0)).unwrap();
+    let mut copier = memory.copier().unwrap();
+    copier.wait_for(&EngineEvent(engine.event.0)).unwrap();
     assert_eq!(standin.calls("cuStreamWaitEvent"), 1);
-    memory.start(Direction::Save, &[COPY], &node.pool).unwrap();
-    memory.finish().unwrap();
+    copier.start(Direction::Save, &[COPY], &node.pool).unwrap();
+    copier.finish().unwrap();
     let want = [vec![0; 1024], vec![7; 1536], vec![0; 1024]].concat();
     assert!(node.bytes(0, want.len()) == want);
     assert_eq!(standin.calls("cuMemcpy2DAsync_v2"), 1, "one copy for all rows");
 
     // Into the engine's memory, and out again with what lies between the rows.
     node.pool.write(1024, &[9; 1536]).unwrap();
-    memory.start(Direction::Load, &[COPY], &node.pool).unwrap();
+    copier.start(Direction::Load, &[COPY], &node.pool).unwrap();
     let all =
         StridedCopy { pool_offset: 64 << 10, width: 12288, rows: 1, pool_pitch: 12288, ..COPY };
-    memory.start(Direction::Save, &[all], &node.pool).unwrap();
-    memory.finish().unwrap();
+    copier.start(Direction::Save, &[all], &node.pool).unwrap();
+    copier.finish().unwrap();
     let row = [vec![9; 512], vec![7; 4096 - 512]].concat();
     assert!(node.bytes(64 << 10, 12288) == row.repeat(3));
 
     let beyond = StridedCopy { memory_offset: LEN - 8192, ..COPY };
-    let refused = memory.start(Direction::Save, &[beyond], &node.pool).unwrap_err();
+    let refused = copier.start(Direction::Save, &[beyond], &node.pool).unwrap_err();
     assert!(matches!(refused, CopyError::Device { .. }), "{refused}");
     let other = Arc::new(Mapping::anonymous("test", POOL).unwrap());
-    assert!(memory.start(Direction::Save, &[COPY], &other).is_err(), "no pool of this node");
+    assert!(copier.start(Direction::Save, &[COPY], &other).is_err(), "no pool of this node");
+    // The stream is kept for the next batch.
+    let streams = standin.calls("cuStreamCreate");
+    drop(copier);
+    let mut copier = memory.copier().unwrap();
+    assert_eq!(standin.calls("cuStreamCreate"), streams);
     // More batches than the queue has slots: the oldest ones are waited for.
     for _ in 0..100 {
-        memory.start(Direction::Load, &[COPY], &node.pool).unwrap();
+        copier.start(Direction::Load, &[COPY], &node.pool).unwrap();
     }
-    memory.finish().unwrap();
+    copier.finish().unwrap();
 }
 
 #[test]
@@ -114,13 +120,15 @@ fn memory_of_a_dead_engine_stays_until_its_last_copy_has_ended() {
     let (engine, node) = (Engine::start(&standin), Node::new(&standin));
     let memory = node.import(node.device, engine.memory.0).unwrap();
     standin.control("cuMemcpy2DAsync_v2 late 200");
-    memory.start(Direction::Save, &[COPY], &node.pool).unwrap();
+    let mut copier = memory.copier().unwrap();
+    copier.start(Direction::Save, &[COPY], &node.pool).unwrap();
     engine.kill();
-    assert_eq!(standin.calls("cuIpcCloseMemHandle"), 0);
     // Dropped in the middle of a copy: the copy ends first, then the memory is closed.
+    drop(copier);
+    assert_eq!(node.bytes(1024, 1536), [7; 1536]);
+    assert_eq!(standin.calls("cuIpcCloseMemHandle"), 0);
     drop(memory);
     assert_eq!(standin.calls("cuIpcCloseMemHandle"), 1);
-    assert_eq!(node.bytes(1024, 1536), [7; 1536]);
 }
 
 #[test]
@@ -129,9 +137,11 @@ fn a_lost_device_fails_its_copies_and_nothing_hangs() {
     let (engine, node) = (Engine::start(&standin), Node::new(&standin));
     let memory = node.import(node.device, engine.memory.0).unwrap();
     standin.control("cuMemcpy2DAsync_v2 lose 719");
-    let begun = memory.start(Direction::Save, &[COPY], &node.pool);
-    let ended = memory.finish();
+    let mut copier = memory.copier().unwrap();
+    let begun = copier.start(Direction::Save, &[COPY], &node.pool);
+    let ended = copier.finish();
     assert!(begun.is_err() || ended.is_err());
+    drop(copier);
     drop(memory);
     assert!(node.claims.is_empty());
 }

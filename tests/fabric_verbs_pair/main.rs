@@ -43,6 +43,7 @@ conformance_tests!(Verbs, two_devices();
     a_peer_that_does_not_drain_messages_fills_a_bounded_queue,
     last_words_before_a_close_arrive,
     a_read_scatters_over_its_segments_and_touches_nothing_else,
+    a_segment_that_leaves_its_region_is_refused_at_either_end,
     thousands_of_small_reads_in_random_order,
     a_wrong_key_is_refused,
     after_a_refusal_the_rest_is_flushed,

@@ -64,7 +64,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["read", "--depth", "65"], "--depth"),
         (&["read", "--streams", "17"], "--streams"),
         (&["read", "--transport", "pigeon"], "--transport"),
-        (&["read", "--transport", "shm"], "verbs and tcp"),
+        (&["read", "--no-merge", "--what", "get"], "bare and leased"),
         (&["read", "--what", "all"], "--what"),
         (&["read", "--time", "0s"], "--time"),
         (&["read", "--pool", "1MiB"], "--pool"),
@@ -72,6 +72,11 @@ fn what_cannot_be_measured_is_refused() {
         (&["read", "--loopback", "--peer", "127.0.0.1:1"], "--peer"),
         (&["read", "--peer", "nobody"], "--peer"),
         (&["read", "--plot", "/proc/none/out.svg"], "--plot"),
+        (&["stall", "--stall", "0s"], "--stall"),
+        (&["stall", "--transport", "shm"], "--transport"),
+        (&["stall", "--batch", "65"], "--batch"),
+        (&["fault", "--fault", "flood"], "--fault"),
+        (&["fault", "--transport", "shm"], "--transport"),
         (&["hold", "--listen", "0.0.0.0:0"], "--listen"),
         (&["hold", "--listen", "203.0.113.1:1"], "--listen"),
     ] {
@@ -81,6 +86,37 @@ fn what_cannot_be_measured_is_refused() {
     let output = bench(&["read", "--peer", "127.0.0.1:1", "--transport", "tcp"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no kvrail bench hold"));
+}
+
+#[test]
+fn a_stall_of_each_kind_is_measured_beside_none() {
+    let report = json(&["stall", "--quick", "--transport", "tcp", "--json"]);
+    assert_eq!((&report["bench"], &report["transport"]), (&"stall".into(), &"tcp".into()));
+    let rows = report["rows"].as_array().unwrap();
+    let kinds: Vec<_> = rows.iter().map(|row| row["stalled"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["nobody", "reclaimer", "control", "poller"]);
+    for row in rows {
+        assert!(number(row, "reads") > 0.0 && number(row, "fetched") > 0.0, "{row}");
+        assert!(0.0 < number(row, "p50_us") && number(row, "p50_us") <= number(row, "max_us"));
+        for bad in ["failed", "not_found", "wrong"] {
+            assert_eq!(number(row, bad), 0.0, "{bad}: {row}");
+        }
+    }
+    // While the reclaimer stands, those who save do its work.
+    assert!(number(&rows[1], "saved") > 0.0, "{}", rows[1]);
+}
+
+#[test]
+fn a_killed_holder_is_noticed_left_alone_and_used_again() {
+    let report = json(&["fault", "--fault", "killed,cut", "--transport", "tcp", "--json"]);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        for time in ["detected_ms", "left_alone_ms", "back_ms", "used_ms"] {
+            assert!(number(row, time) >= 0.0, "{row}");
+        }
+        assert!(number(row, "failed") > 0.0 && number(row, "wrong") == 0.0, "{row}");
+    }
 }
 
 #[test]
@@ -124,16 +160,18 @@ fn the_store_is_measured_beside_the_mutexed_ranks() {
     assert!(baselines.all(|row| row["ratio"] == 1.0 || row["median"] == 0.0));
 }
 
-fn check_rows(report: &Value, whats: &[&str]) {
+/// The rows of these kinds of read by `--quick`, among others.
+fn check_rows(report: &Value, transport: &str, whats: &[&str]) {
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), whats.len() * 4, "{report}");
     for what in whats {
         for size in [4096, 65536] {
-            let found: Vec<_> =
-                rows.iter().filter(|row| row["what"] == *what && row["size"] == size).collect();
+            let is_it = |row: &&Value| {
+                row["what"] == *what && row["size"] == size && row["transport"] == transport
+            };
+            let found: Vec<_> = rows.iter().filter(is_it).collect();
             assert_eq!(found.len(), 2, "{what} {size}");
             for row in found {
-                assert_eq!((&row["transport"], &row["streams"]), (&"tcp".into(), &2.into()));
+                assert_eq!(row["streams"], 2);
                 let (blocks, seconds) = (number(row, "blocks"), number(row, "seconds"));
                 assert!(blocks > 0.0 && seconds > 0.0, "{row}");
                 let gb = blocks * number(row, "size") / seconds / 1e9;
@@ -142,6 +180,11 @@ fn check_rows(report: &Value, whats: &[&str]) {
                 let times = times.map(|name| number(row, name));
                 assert!(times[0] > 0.0 && times.is_sorted(), "{row}");
                 assert!(number(row, "window_gb_s") > 0.0 && number(row, "machine_gb_s") > 0.0);
+                assert!(number(row, "reader_cpu_us_per_block") > 0.0, "{row}");
+                // No more than a few for each batch, nor a sign that nothing is counted.
+                let allocations = number(row, "reader_allocations_per_block");
+                assert!((0.0..1000.0).contains(&allocations), "{row}");
+                assert!(number(row, "holder_allocations_per_block") > 0.0, "{row}");
                 // Each block is a READ of its own here; a node of another process does not say.
                 let works = row["works_per_block"].as_f64();
                 assert!(works.is_none_or(|works| (0.9..=1.0).contains(&works)), "{row}");
@@ -152,8 +195,19 @@ fn check_rows(report: &Value, whats: &[&str]) {
         }
     }
     assert!(number(&report["round_trips"][0], "micros") > 0.0);
-    assert!(number(&report["sockets"][0], "gb_s") > 0.0);
     assert_eq!(report["copies"].as_array().unwrap().len(), 2);
+}
+
+/// What a node holds is not moved: there are times and costs, and no bandwidth.
+fn check_resident(report: &Value) {
+    let rows = report["rows"].as_array().unwrap().iter();
+    let rows: Vec<_> = rows.filter(|row| row["what"] == "resident").collect();
+    assert!(!rows.is_empty(), "{report}");
+    for row in rows {
+        assert!(number(row, "blocks") > 0.0 && number(row, "p50_us") > 0.0, "{row}");
+        assert!(number(row, "reader_cpu_us_per_block") > 0.0, "{row}");
+        assert!(row["gb_s"].is_null() && row["machine_gb_s"].is_null(), "{row}");
+    }
 }
 
 #[test]
@@ -161,15 +215,20 @@ fn reads_are_measured_with_both_ends_here() {
     let (directory, scratch) = (temporary(), temporary());
     let plot = directory.path().join("out.svg");
     let plot_name = plot.display().to_string();
-    let arguments = ["read", "--quick", "--json", "--transport", "tcp", "--plot", &plot_name];
+    let arguments = ["read", "--quick", "--json", "--transport", "tcp,shm", "--plot", &plot_name];
     let output = command(&arguments).env("TMPDIR", scratch.path()).output().unwrap();
     let report = report(&arguments, &output);
     // Neither end leaves anything behind.
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
     assert_eq!(report["holder"], "loopback");
-    check_rows(&report, &["bare", "leased", "get"]);
+    for transport in ["tcp", "shm"] {
+        check_rows(&report, transport, &["bare", "leased", "get"]);
+    }
+    assert_eq!(report["rows"].as_array().unwrap().len(), 2 * 4 * 4, "{report}");
+    assert_eq!(report["sockets"].as_array().unwrap().len(), 1, "no sockets bound shared memory");
+    check_resident(&report);
     let svg = fs::read_to_string(&plot).unwrap();
-    for part in ["<svg", "bare (tcp)", "leased (tcp)", "get (tcp)", "machine (tcp)"] {
+    for part in ["<svg", "bare (tcp)", "leased (tcp)", "get (shm)", "machine (tcp)"] {
         assert!(svg.contains(part), "{part}");
     }
 }
@@ -198,6 +257,10 @@ fn reads_of_another_host_are_measured_and_neighbours_share_a_read() {
             let works = number(row, "works_per_block");
             assert!((0.1..0.2).contains(&works), "{row}");
         }
+    }
+    let report = json(&[&common[..], &neighbours, &["--no-merge", "--json"]].concat());
+    for row in report["rows"].as_array().unwrap() {
+        assert!((0.9..=1.0).contains(&number(row, "works_per_block")), "{row}");
     }
     let lines = bench(&[&common[..], &["--what", "bare", "--batch", "1", "--lines"]].concat());
     let lines = String::from_utf8(lines.stdout).unwrap();

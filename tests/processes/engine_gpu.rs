@@ -20,7 +20,7 @@ use kvrail::protocol::door::{
 
 use crate::cuda_standin::StandIn;
 use crate::engine_memory::{
-    BLOCK, BLOCKS, BYTES, at, blocks, by_blocks, by_layers, loaded, moved_bytes,
+    BLOCK, BLOCKS, BYTES, CACHE_LEN, at, blocks, by_blocks, by_layers, loaded, moved_bytes,
 };
 use crate::support::{
     BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, read, until,
@@ -66,7 +66,7 @@ impl<'c> Engine<'c> {
         let bound = gpu.context.bind().unwrap();
         let cache = DeviceMemory::allocate_plain(&bound, BYTES).unwrap();
         let image = Arc::new(Mapping::anonymous("kvrail-test-image", BYTES).unwrap());
-        image.write(0, &vec![0xee; BYTES as usize]).unwrap();
+        image.write(0, &vec![0xee; CACHE_LEN]).unwrap();
         let image = HostRegistration::new(&bound, &image).unwrap();
         let handle = cache.ipc_handle(&bound).unwrap().0;
         client.import_cuda_ipc(gpu.device, handle, BYTES).unwrap();
@@ -131,7 +131,7 @@ fn blocks_travel_from_gpu_to_gpu() {
         assert!(reader.bytes(moved.block) == *want, "{moved:?}");
     }
     let ours = blocks.bytes.iter().flatten().filter(|byte| **byte != 0xee).count();
-    let mut all = vec![0; BYTES as usize];
+    let mut all = vec![0; CACHE_LEN];
     reader.image.mapping().read(0, &mut all).unwrap();
     let touched = all.into_iter().filter(|byte| *byte != 0xee).count();
     assert_eq!(touched, ours, "bytes beside the blocks were written");

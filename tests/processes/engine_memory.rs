@@ -26,6 +26,7 @@ pub(crate) const BLOCKS: u32 = 24;
 
 /// Bytes of a cache: what its layout takes, and room that nobody may touch.
 pub(crate) const BYTES: u64 = 2 << 20;
+pub(crate) const CACHE_LEN: usize = 2 << 20;
 
 /// The name of a cache's memory file, which tells in `/proc/PID/maps` who has it mapped.
 const CACHE: &str = "kvrail-test-engine-cache";
@@ -74,7 +75,7 @@ struct Engine<'c> {
 impl<'c> Engine<'c> {
     fn new(client: &'c Client, tensors: &[Tensor]) -> Self {
         let cache = Mapping::anonymous(CACHE, BYTES).unwrap();
-        cache.write(0, &vec![0xee; BYTES as usize]).unwrap();
+        cache.write(0, &vec![0xee; CACHE_LEN]).unwrap();
         client.import_memfd(cache.file().unwrap(), BYTES).unwrap();
         let layout = Layout::new(tensors.to_vec(), BLOCKS, |_| Some(BYTES)).unwrap();
         let imported = client.import_layout(BLOCKS, tensors).unwrap();
@@ -92,7 +93,7 @@ impl<'c> Engine<'c> {
 
     /// How many bytes of the cache are not those that it began with.
     fn touched(&self) -> usize {
-        let mut all = vec![0; BYTES as usize];
+        let mut all = vec![0; CACHE_LEN];
         self.cache.read(0, &mut all).unwrap();
         all.into_iter().filter(|byte| *byte != 0xee).count()
     }

@@ -45,3 +45,4 @@ mod requester_dies;
 mod second_process;
 mod service_arguments;
 mod shared_memory;
+mod stalls;

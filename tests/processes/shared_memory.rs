@@ -66,6 +66,34 @@ fn it_is_chosen_for_peers_on_this_host_that_have_it_too() {
 }
 
 #[test]
+fn of_two_owners_the_one_on_this_host_serves() {
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let near = cluster.node("near", address, &AUTO).unwrap();
+    let far = cluster.node("far", address, &[]).unwrap();
+    let reader = cluster.node("reader", address, &AUTO).unwrap();
+    let (at_near, at_far, at_reader) =
+        (near.client().unwrap(), far.client().unwrap(), reader.client().unwrap());
+    // How near an owner is shows when it is connected to.
+    for (name, owner) in [("known to be near", &at_near), ("known to be far", &at_far)] {
+        let blocks = Blocks::small(name);
+        save(owner, &blocks);
+        let from = Source::From(node_id(owner));
+        assert_eq!(read(&at_reader, &blocks, from), Counts::all_ready(blocks.len()));
+    }
+    for round in 0..12 {
+        let blocks = Blocks::small(&format!("of both, {round}"));
+        // Whatever the order of the list.
+        let owners = if round % 2 == 0 { [&at_near, &at_far] } else { [&at_far, &at_near] };
+        owners.iter().for_each(|owner| save(owner, &blocks));
+        assert_eq!(read(&at_reader, &blocks, Source::Anywhere), Counts::all_ready(blocks.len()));
+        assert_rank(&at_near, &blocks, 2);
+        assert_rank(&at_far, &blocks, 1);
+    }
+}
+
+#[test]
 fn nothing_else_is_used_where_nothing_else_is_wanted() {
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();

@@ -134,10 +134,24 @@ async fn plans_leave_out_whom_they_are_told_and_spare_the_busy(form: &Form) {
         nodes.push(node);
     }
     let avoid = [nodes[1].id()];
-    let query = PlanQuery { asker: nodes[0].id(), keys: &keys, avoid: &avoid, choice: 0 };
+    let query = PlanQuery { avoid: &avoid, ..PlanQuery::new(nodes[0].id(), &keys) };
     for choice in 0..20 {
         let plan = form.registry.plan(PlanQuery { choice, ..query }).await.unwrap();
         assert_eq!(runs(&plan), [(nodes[3].id(), 0, 8)]);
+    }
+    // Who is near comes first, unless it asked to be spared.
+    let (host, rail, paused) = ([nodes[3].id()], [nodes[1].id()], [nodes[2].id()]);
+    let near =
+        PlanQuery { same_host: &host, same_rail: &rail, ..PlanQuery::new(nodes[0].id(), &keys) };
+    for (near, first) in [
+        (near, nodes[3].id()),
+        (PlanQuery { avoid: &host, ..near }, nodes[1].id()),
+        (PlanQuery { same_host: &paused, ..near }, nodes[1].id()),
+    ] {
+        for choice in 0..20 {
+            let plan = form.registry.plan(PlanQuery { choice, ..near }).await.unwrap();
+            assert_eq!(runs(&plan), [(first, 0, 8)]);
+        }
     }
     let asker = form.stranger();
     let mut chosen = BTreeSet::new();
@@ -180,7 +194,7 @@ async fn digests_say_what_differs_and_a_forgotten_partition_is_announced_again(f
     let there = |key: &&BlockKey| Fingerprint::of(key).partition() == differs;
     let again: Vec<BlockKey> = held.iter().filter(there).copied().collect();
     let asker = form.stranger();
-    let query = PlanQuery { asker: asker.id(), keys: &again, avoid: &[b.id()], choice: 0 };
+    let query = PlanQuery { avoid: &[b.id()], ..PlanQuery::new(asker.id(), &again) };
     let missing = form.registry.plan(query).await.unwrap().missing;
     assert_eq!(usize::try_from(missing).unwrap(), again.len());
     a.announce(&again).await.unwrap();
@@ -231,7 +245,7 @@ async fn a_full_batch_works_and_a_larger_one_is_refused(form: &Form) {
     let many = space.keys(0..=most);
     let refused = |error| matches!(error, Some(RegistryError::Refused { .. }));
     assert!(refused(a.announce(&many).await.err()));
-    let query = PlanQuery { asker: a.id(), keys: &many, avoid: &[], choice: 0 };
+    let query = PlanQuery::new(a.id(), &many);
     assert!(refused(form.registry.plan(query).await.err()));
     assert_eq!(a.withdraw(&full).await.unwrap(), [0_u32; 0]);
 }

@@ -167,7 +167,7 @@ impl Node {
 
     /// A plan for this node.
     pub(crate) async fn plan(&self, keys: &[BlockKey], choice: u64) -> Plan {
-        let query = PlanQuery { asker: self.identity.node, keys, avoid: &[], choice };
+        let query = PlanQuery { choice, ..PlanQuery::new(self.identity.node, keys) };
         self.registry.plan(query).await.unwrap()
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use crate::cluster::key_of;
-use crate::krate::peer::FetchId;
 use crate::krate::route::Flights;
 
 /// The shared fetches of one life of one node.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     flights: Flights<u64>,
-    led: BTreeMap<FetchId, Vec<u16>>,
+    /// By read: the blocks that it leads the fetch of and that have not landed.
+    led: BTreeMap<u64, Vec<u16>>,
     /// Readers that followed another's fetch, and those of them that were told its end.
     pub(crate) followed: u64,
     told: u64,
@@ -31,16 +31,22 @@ impl Readers {
         led
     }
 
-    /// A fetch of these blocks has begun; nobody else is after any of them.
-    pub(crate) fn begun(&mut self, id: FetchId, blocks: Vec<u16>) {
+    /// A read of these blocks has begun; nobody else is after any of them.
+    pub(crate) fn begun(&mut self, read: u64, blocks: &[u16]) {
         let mut running = self.led.values().flatten();
         assert!(!running.any(|block| blocks.contains(block)), "two fetches of one block");
-        self.led.insert(id, blocks);
+        self.led.insert(read, blocks.to_vec());
     }
 
-    /// A fetch is over, perhaps one that was shared.
-    pub(crate) fn ended(&mut self, id: FetchId) {
-        for block in self.led.remove(&id).unwrap_or_default() {
+    /// A block that a read leads is here.
+    pub(crate) fn landed(&mut self, block: u16) {
+        self.led.values_mut().for_each(|led| led.retain(|it| *it != block));
+        self.told += self.flights.land(&key_of(block)).len() as u64;
+    }
+
+    /// A read is over: its followers hear of the blocks that did not come.
+    pub(crate) fn ended(&mut self, read: u64) {
+        for block in self.led.remove(&read).unwrap_or_default() {
             self.told += self.flights.land(&key_of(block)).len() as u64;
         }
     }

@@ -1,95 +1,66 @@
-//! One run: a seed, a cluster, and what is done to it.
+//! One run: a seed, a cluster with its registry, and what is done to them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Shape, block_of, endpoint};
-use crate::krate::event::{Event, LeaseEnd};
-use crate::krate::health::BreakerState;
-use crate::krate::peer::{FetchOutcome, Fetched, Pressure};
+use crate::client::Client;
+use crate::cluster::{Cluster, Shape, block_of, endpoint, node_id};
+use crate::krate::peer::{FetchOutcome, Pressure};
+use crate::krate::protocol::door::Source;
 use crate::krate::sim::Random;
-use crate::krate::types::{ResidentId, Scope};
-use crate::readers::Readers;
+use crate::krate::types::ResidentId;
+use crate::registry::Registry;
+use crate::seen::{Seen, count};
 
 /// Blocks that there are: few, so that nodes want the same ones.
-const BLOCKS: u64 = 24;
+pub(crate) const BLOCKS: u64 = 24;
 
 /// Things done in one run.
 const OPERATIONS: usize = 60;
 
-/// A number from the environment.
-#[expect(clippy::disallowed_methods, reason = "a test's replay is not a setting of the program")]
-pub(crate) fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
-}
-
-/// What must happen in some run: a simulation in which nothing goes wrong proves nothing.
-const MUST_HAPPEN: [&str; 28] = [
-    "aborted",
-    "already resident",
-    "busy",
-    "crash",
-    "crowded node",
-    "evicted",
-    "expired",
-    "failed by the path",
-    "failed by the peer",
-    "failed locally",
-    "fetched",
-    "large cluster",
-    "lost message",
-    "not found",
-    "partition",
-    "pause obeyed",
-    "paused node",
-    "peer left alone",
-    "probe that was good",
-    "rank step",
-    "refused",
-    "repeated message",
-    "replayed",
-    "reset",
-    "restart",
-    "shared fetch",
-    "stall",
-    "superseded",
-];
-
-/// How often what happened, over all runs.
-#[derive(Debug, Default)]
-pub(crate) struct Seen(BTreeMap<&'static str, u64>);
-
-impl Seen {
-    fn count(&mut self, what: &'static str, times: u64) {
-        *self.0.entry(what).or_default() += times;
-    }
-
-    /// Adds what another thread's runs saw.
-    pub(crate) fn add(&mut self, other: &Self) {
-        for (what, times) in &other.0 {
-            self.count(what, *times);
-        }
-    }
-
-    pub(crate) fn assert_it_all_happened(&self) {
-        for what in MUST_HAPPEN {
-            assert!(self.0.get(what).is_some_and(|times| *times > 0), "no {what}: {self:?}");
-        }
-    }
-}
-
 pub(crate) struct World {
-    random: Random,
-    cluster: Cluster,
-    split: BTreeSet<(usize, usize)>,
+    pub(crate) random: Random,
+    pub(crate) cluster: Cluster,
+    pub(crate) registry: Registry,
+    /// By node: what its present start has with the registry.
+    pub(crate) clients: Vec<Option<Client>>,
+    pending_max: usize,
+    pub(crate) split: BTreeSet<(usize, usize)>,
     /// Pins that a local reader holds: node, life, resident.
-    held: Vec<(usize, u64, ResidentId)>,
-    lives: Vec<u64>,
-    /// By node: its readers that share fetches, and the life that they belong to.
-    readers: Vec<(u64, Readers)>,
+    pub(crate) held: Vec<(usize, u64, ResidentId)>,
+    pub(crate) lives: Vec<u64>,
     /// Rank steps, and blocks that arrived whole, of all lives that were tallied.
-    steps: u64,
-    landed: u64,
+    pub(crate) steps: u64,
+    pub(crate) landed: u64,
+    pub(crate) seen: Seen,
+}
+
+fn shape_of(seed: u64, random: &mut Random) -> Shape {
+    let mut shape = Shape { seed, ..Shape::default() };
+    let micros = |bound: u64| Duration::from_micros(bound);
+    let place = usize::try_from(seed).unwrap();
+    shape.network.delay = micros(10)..=micros([100, 2000, 20_000][place % 3]);
+    shape.network.drain = micros(10)..=micros([100, 50_000, 400_000][place / 3 % 3]);
+    shape.network.reads_outstanding = 1 + usize::try_from(random.below(8)).unwrap();
+    shape.network.read_bytes = [100, 300, 4096][place / 9 % 3];
+    shape.pool_bytes = [4096, 8192][place / 27 % 2];
+    shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
+    shape.peers.lease.leases_per_requester = 4;
+    shape.peers.lease.bytes_per_requester = 4000;
+    if place % 2 == 1 {
+        // Some holders ask their readers to hold back, and lend no more at all now and then.
+        let (high_bytes, low_bytes, low_leases) = (3000, 1000, 3);
+        shape.peers.pressure = Pressure { high_bytes, low_bytes, low_leases };
+    }
+    shape.noise.lost = [0, 0, 20][place / 54 % 3];
+    shape.noise.repeated = [0, 20][place / 162 % 2];
+    shape
+}
+
+/// Changes that may wait for the registry: some nodes forget what they were to tell while it does not
+/// answer.
+fn pending_max(seed: u64) -> usize {
+    [3, 6, 1000, 1000][usize::try_from(seed % 4).unwrap()]
 }
 
 impl World {
@@ -101,28 +72,22 @@ impl World {
             _ => 3 + random.below(6),
         };
         let nodes = usize::try_from(nodes).unwrap();
-        let mut shape = Shape { seed, ..Shape::default() };
-        let micros = |bound: u64| Duration::from_micros(bound);
-        let place = usize::try_from(seed).unwrap();
-        shape.network.delay = micros(10)..=micros([100, 2000, 20_000][place % 3]);
-        shape.network.drain = micros(10)..=micros([100, 50_000, 400_000][place / 3 % 3]);
-        shape.network.reads_outstanding = 1 + usize::try_from(random.below(8)).unwrap();
-        shape.network.read_bytes = [100, 300, 4096][place / 9 % 3];
-        shape.pool_bytes = [4096, 8192][place / 27 % 2];
-        shape.residents = 8 + u32::try_from(random.below(8)).unwrap();
-        shape.peers.lease.leases_per_requester = 4;
-        shape.peers.lease.bytes_per_requester = 4000;
-        if place % 2 == 1 {
-            // Some holders ask their readers to hold back, and lend no more at all now and then.
-            let (high_bytes, low_bytes, low_leases) = (3000, 1000, 3);
-            shape.peers.pressure = Pressure { high_bytes, low_bytes, low_leases };
+        let cluster = Cluster::new(nodes, shape_of(seed, &mut random));
+        let pending_max = pending_max(seed);
+        let client = |at| Some(Client::new((at, 1), cluster.node(at), pending_max));
+        Self {
+            random,
+            clients: (0..nodes).map(client).collect(),
+            registry: Registry::new(seed),
+            pending_max,
+            split: BTreeSet::new(),
+            held: Vec::new(),
+            lives: vec![1; nodes],
+            steps: 0,
+            landed: 0,
+            seen: Seen::default(),
+            cluster,
         }
-        shape.noise.lost = [0, 0, 20][place / 54 % 3];
-        shape.noise.repeated = [0, 20][place / 162 % 2];
-        let cluster = Cluster::new(nodes, shape);
-        let (split, held, lives) = (BTreeSet::new(), Vec::new(), vec![0; nodes]);
-        let readers = std::iter::repeat_with(|| (0, Readers::default())).take(nodes).collect();
-        Self { random, cluster, split, held, lives, readers, steps: 0, landed: 0 }
     }
 
     fn node(&mut self) -> usize {
@@ -141,30 +106,91 @@ impl World {
         (first..first + count).map(|block| u16::try_from(block % BLOCKS).unwrap()).collect()
     }
 
-    pub(crate) fn run(&mut self, seen: &mut Seen) {
-        seen.count("large cluster", u64::from(self.lives.len() >= 16));
+    /// The whole run; answers what happened in it.
+    pub(crate) fn run(mut self) -> Seen {
+        self.seen.count("large cluster", u64::from(self.lives.len() >= 16));
         for _ in 0..OPERATIONS {
-            self.operate(seen);
+            self.operate();
             // Mostly a few legs of a message, so that the next fault falls into what runs now.
             let leg = u64::try_from(self.cluster.shape.network.delay.end().as_micros()).unwrap();
             let most = [2 * leg, 6 * leg, 20 * leg, 500_000];
             let most = most[usize::try_from(self.random.below(4)).unwrap()];
             let pause = Duration::from_micros(self.random.below(most));
-            self.cluster.run_for(pause);
-            self.take_fetched(seen);
+            self.run_for(pause);
+            self.let_go_of_some();
         }
-        self.come_to_rest(seen);
-        self.account(seen);
+        self.come_to_rest();
+        self.account();
+        self.seen
     }
 
-    fn operate(&mut self, seen: &mut Seen) {
+    /// Rounds of nodes and registry, as things happen, for so long.
+    pub(crate) fn run_for(&mut self, span: Duration) {
+        let end = self.cluster.now() + span;
+        let (mut stirred, mut idle) = (true, 0);
+        loop {
+            if stirred {
+                self.cluster.turn();
+                self.cluster.check();
+            }
+            let now = self.cluster.now();
+            stirred = self.turn_clients();
+            if now >= end && !stirred {
+                return;
+            }
+            let cluster = if stirred { Some(now) } else { self.cluster.next() };
+            let clients = self.clients.iter_mut().flatten().map(|client| client.next(now)).min();
+            let next = cluster.into_iter().chain(clients).chain(self.registry.next()).min();
+            let next = next.unwrap_or(end).min(end);
+            stirred |= cluster.is_some_and(|at| at <= next);
+            idle = if next <= now { idle + 1 } else { 0 };
+            assert!(idle < 1000, "a deadline in the past keeps the nodes spinning at {now:?}");
+            self.cluster.network.advance_to(next);
+        }
+    }
+
+    /// Takes what the registry and peers answered, and does what follows. `true` where a node has
+    /// something to do now.
+    fn turn_clients(&mut self) -> bool {
+        let now = self.cluster.now();
+        let Self { cluster, registry, clients, seen, .. } = self;
+        let holds = |at: usize, key: &_| {
+            let node = cluster.nodes[at].as_ref();
+            node.is_some_and(|node| node.landing.store.lookup(key).is_some())
+        };
+        for (sender, told) in registry.turn(now, holds, seen) {
+            let member = cluster.nodes[sender.at].as_ref();
+            let client = clients[sender.at].as_mut();
+            let client = client.filter(|it| it.sender.identity == sender.identity);
+            if let (Some(member), Some(client)) = (member, client) {
+                client.handle(told, member, registry, (now, seen));
+            }
+        }
+        let mut stirred = false;
+        for (at, pair) in cluster.nodes.iter_mut().zip(clients.iter_mut()).enumerate() {
+            let (Some(member), Some(client)) = pair else { continue };
+            for fetched in std::mem::take(&mut member.fetched) {
+                count(&fetched, seen);
+                client.handle_fetched(&fetched, registry, now, seen);
+                for outcome in fetched.outcomes {
+                    if let FetchOutcome::Ready { found, .. } = outcome {
+                        self.held.push((at, self.lives[at], found.id));
+                    }
+                }
+            }
+            stirred |= client.turn(member, registry, now, seen);
+        }
+        stirred
+    }
+
+    fn operate(&mut self) {
         match self.random.below(100) {
             0..45 => {
                 for _ in 0..=self.random.below(3) {
                     self.begin_fetch();
                 }
             }
-            45..62 => {
+            45..61 => {
                 let (at, blocks) = (self.node(), self.blocks());
                 if let Some(node) = &mut self.cluster.nodes[at] {
                     for block in blocks {
@@ -172,62 +198,90 @@ impl World {
                     }
                 }
             }
-            62..70 => {
+            61..68 => {
                 let at = self.node();
                 if let Some(node) = &mut self.cluster.nodes[at] {
                     node.landing.evict();
                 }
             }
-            70..73 => self.crowd(seen),
-            73..80 => {
+            68..71 => self.crowd(),
+            71..77 => {
                 let (a, b) = self.pair();
                 self.cluster.network.reset(endpoint(a), endpoint(b));
-                seen.count("reset", 1);
+                self.seen.count("reset", 1);
             }
-            80..86 => {
+            77..83 => {
                 let (a, b) = self.pair();
                 self.cluster.network.partition(endpoint(a), endpoint(b));
                 self.split.insert((a, b));
-                seen.count("partition", 1);
+                self.seen.count("partition", 1);
             }
-            86..90 => {
+            83..86 => {
                 if let Some((a, b)) = self.split.pop_first() {
                     self.cluster.network.heal(endpoint(a), endpoint(b));
                 }
             }
-            90..95 => self.crash(seen),
+            86..90 => self.strike_registry(),
+            90..95 => self.crash(),
             95..98 => {
                 // One thread stands still while its peers' do not.
                 let (at, pause) = (self.node(), self.random.below(2500));
                 self.cluster.pause(at, Duration::from_millis(pause));
-                seen.count("paused node", 1);
+                self.seen.count("paused node", 1);
             }
             _ => {
                 // Every thread stands still, the network does not.
                 let pause = Duration::from_millis(self.random.below(1500));
                 self.cluster.network.advance_to(self.cluster.now() + pause);
-                seen.count("stall", 1);
+                self.seen.count("stall", 1);
             }
         }
     }
 
-    fn crash(&mut self, seen: &mut Seen) {
-        let at = self.node();
-        if self.cluster.nodes[at].is_some() {
-            self.tally(at, seen);
-            self.cluster.crash(at);
-            seen.count("crash", 1);
-        }
-        // Some come back at once, while their leases run.
-        if self.random.below(2) == 0 {
-            self.lives[at] += 1;
-            self.cluster.start(at);
-            seen.count("restart", 1);
+    /// The registry loses all, does not answer for a while, or not to one node.
+    fn strike_registry(&mut self) {
+        match self.random.below(4) {
+            0 => {
+                self.registry.restart();
+                self.seen.count("registry lost", 1);
+            }
+            1 => {
+                self.registry.is_down = !self.registry.is_down;
+                self.seen.count("registry down", u64::from(self.registry.is_down));
+            }
+            2 => {
+                let at = self.node();
+                self.registry.cut.insert(at);
+                self.seen.count("node cut from the registry", 1);
+            }
+            _ => drop(self.registry.cut.pop_first()),
         }
     }
 
+    fn crash(&mut self) {
+        let at = self.node();
+        if self.cluster.nodes[at].is_some() {
+            self.tally(at);
+            self.cluster.crash(at);
+            self.clients[at] = None;
+            self.seen.count("crash", 1);
+        }
+        // Some come back at once, while their leases run.
+        if self.random.below(2) == 0 {
+            self.start(at);
+            self.seen.count("restart", 1);
+        }
+    }
+
+    pub(crate) fn start(&mut self, at: usize) {
+        self.lives[at] += 1;
+        self.cluster.start(at);
+        self.clients[at] =
+            Some(Client::new((at, self.lives[at]), self.cluster.node(at), self.pending_max));
+    }
+
     /// Local readers pin all that a node holds: for a while it has no room for anything.
-    fn crowd(&mut self, seen: &mut Seen) {
+    fn crowd(&mut self) {
         let at = self.node();
         let Some(node) = &self.cluster.nodes[at] else { return };
         for view in node.residents() {
@@ -235,10 +289,10 @@ impl World {
                 self.held.push((at, self.lives[at], found.id));
             }
         }
-        seen.count("crowded node", 1);
+        self.seen.count("crowded node", 1);
     }
 
-    /// A fetch, mostly of blocks that the owner has.
+    /// A read by the registry's plans, or a fetch of blocks that the owner mostly has.
     fn begin_fetch(&mut self) {
         let (a, b) = self.pair();
         let (to, from) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
@@ -252,41 +306,38 @@ impl World {
                 }
             }
         }
-        if self.cluster.nodes[to].is_some() {
-            // Some readers share their fetches, others do not: both must come out right.
-            if self.random.below(2) == 0 {
+        if self.cluster.nodes[to].is_none() {
+            return;
+        }
+        match self.random.below(8) {
+            0..2 => {
                 self.cluster.begin_fetch(to, from, &blocks);
-                return;
+                self.seen.count("direct fetch", 1);
             }
-            let readers = readers_of(&mut self.readers, &self.lives, to);
-            let led = readers.join(&blocks);
-            if !led.is_empty() {
-                let id = self.cluster.begin_fetch(to, from, &led);
-                readers.begun(id, led);
+            2 => {
+                self.begin_read(to, &blocks, Source::From(node_id(from)));
+                self.seen.count("read of one node", 1);
             }
+            _ => self.begin_read(to, &blocks, Source::Anywhere),
         }
     }
 
+    pub(crate) fn begin_read(&mut self, at: usize, blocks: &[u16], source: Source) {
+        let (member, now) = (self.cluster.node(at), self.cluster.now());
+        let client = self.clients[at].as_mut().unwrap();
+        let pins = client.begin_read(blocks, source, member, now);
+        self.held.extend(pins.into_iter().map(|id| (at, self.lives[at], id)));
+        self.seen.count("planned read", 1);
+    }
+
     /// Readers let go of what they got, some of them later.
-    fn take_fetched(&mut self, seen: &mut Seen) {
-        for at in 0..self.lives.len() {
-            let Some(node) = &mut self.cluster.nodes[at] else { continue };
-            for fetched in std::mem::take(&mut node.fetched) {
-                count(&fetched, seen);
-                readers_of(&mut self.readers, &self.lives, at).ended(fetched.id);
-                for outcome in fetched.outcomes {
-                    if let FetchOutcome::Ready { found, .. } = outcome {
-                        self.held.push((at, self.lives[at], found.id));
-                    }
-                }
-            }
-        }
+    fn let_go_of_some(&mut self) {
         let mut kept = std::mem::take(&mut self.held);
         kept.retain(|held| self.random.below(3) > 0 || !self.let_go(*held));
         self.held = kept;
     }
 
-    fn let_go(&self, (at, life, id): (usize, u64, ResidentId)) -> bool {
+    pub(crate) fn let_go(&self, (at, life, id): (usize, u64, ResidentId)) -> bool {
         if let Some(node) = &self.cluster.nodes[at]
             && self.lives[at] == life
         {
@@ -294,128 +345,4 @@ impl World {
         }
         true
     }
-
-    /// Heals the network, starts the dead, lets go of every pin, and waits for all to be over.
-    fn come_to_rest(&mut self, seen: &mut Seen) {
-        while let Some((a, b)) = self.split.pop_first() {
-            self.cluster.network.heal(endpoint(a), endpoint(b));
-        }
-        for at in 0..self.lives.len() {
-            if self.cluster.nodes[at].is_none() {
-                self.lives[at] += 1;
-                self.cluster.start(at);
-            }
-        }
-        // The longest that anything waits: a lease that is renewed to the end of its reads, a cut,
-        // and the silence of a peer that died unheard.
-        self.cluster.run_for(Duration::from_secs(20));
-        self.take_fetched(seen);
-        for held in std::mem::take(&mut self.held) {
-            self.let_go(held);
-        }
-    }
-
-    /// Nothing is left over, and ranks are what their histories say.
-    fn account(&mut self, seen: &mut Seen) {
-        for at in 0..self.lives.len() {
-            self.tally(at, seen);
-            let node = self.cluster.node(at);
-            readers_of(&mut self.readers, &self.lives, at).assert_at_rest();
-            let followed = readers_of(&mut self.readers, &self.lives, at).followed;
-            seen.count("shared fetch", followed);
-            // The network is whole and everybody lives: nobody is left alone any more.
-            let mut health = node.peers.health(self.cluster.now());
-            let open = health.find(|entry| entry.state != BreakerState::Closed);
-            assert_eq!(open, None, "node {at} still leaves somebody alone");
-            assert_eq!(node.leases(), 0, "node {at} still lends");
-            assert_eq!(node.peers.unfinished(), 0, "node {at} still fetches");
-            assert!(self.cluster.network.landing(endpoint(at)).is_empty());
-            let pinned = node.residents().into_iter().filter(|view| view.pins > 0);
-            assert_eq!(pinned.count(), 0, "node {at} has pins that nobody holds");
-            let held: u64 = node
-                .residents()
-                .iter()
-                .map(|view| u64::from(view.payload.extent.len).next_multiple_of(64))
-                .sum();
-            assert_eq!(node.landing.pool.usage().used, held, "node {at} lost memory");
-        }
-        assert!(self.steps <= self.landed, "a rank moved for a block that did not arrive");
-    }
-
-    fn tally(&mut self, at: usize, seen: &mut Seen) {
-        let node = self.cluster.node(at);
-        let ended = |how: LeaseEnd| {
-            let of = |event: &Event| matches!(event, Event::LeaseEnded { end, .. } if *end == how);
-            node.log.count(of) as u64
-        };
-        seen.count("expired", ended(LeaseEnd::Expired));
-        seen.count("superseded", ended(LeaseEnd::Superseded));
-        seen.count("aborted", ended(LeaseEnd::Aborted));
-        let logged = |which: Event| node.log.count(|event| *event == which) as u64;
-        seen.count("replayed", logged(Event::CompletionReplayed));
-        seen.count("refused", logged(Event::CompletionRefused));
-        let opened = |event: &Event| matches!(event, Event::BreakerOpened { .. });
-        seen.count("peer left alone", node.log.count(opened) as u64);
-        seen.count("probe that was good", logged(Event::Probed { good: true }));
-        seen.count("pause obeyed", logged(Event::PauseObeyed));
-        seen.count("evicted", node.landing.evicted);
-        seen.count("lost message", node.lost);
-        seen.count("repeated message", node.repeated);
-        let mismatches = logged(Event::ChecksumMismatch);
-        assert_eq!(mismatches, 0, "node {at}: a checksum caught what a pin must prevent");
-        assert_eq!(
-            logged(Event::ProtocolViolation),
-            0,
-            "node {at} was told something that no node says"
-        );
-        assert_eq!(
-            logged(Event::StaleCompletion),
-            0,
-            "node {at} was told of a READ that it did not post"
-        );
-        // Each commit of a reader that is new to a resident raises it by one; only recoveries
-        // (already resident) lower it.
-        let raised = |event: &Event| matches!(event, Event::RankMoved { from, to } if to > from);
-        let mut readers = 0;
-        for view in node.residents() {
-            readers += u64::from(view.requesters);
-        }
-        readers += node.landing.readers_of_evicted;
-        let steps = node.log.count(raised) as u64;
-        assert_eq!(steps, readers, "node {at}: rank steps without a reader, or the reverse");
-        self.steps += steps;
-        for blocks in 0..=6 {
-            let landed = |event: &Event| match event {
-                Event::TransferSucceeded { blocks: landed, .. } => *landed == blocks,
-                _ => false,
-            };
-            self.landed += blocks * node.log.count(landed) as u64;
-        }
-        seen.count("rank step", steps);
-    }
-}
-
-fn count(fetched: &Fetched, seen: &mut Seen) {
-    for outcome in &fetched.outcomes {
-        let what = match outcome {
-            FetchOutcome::Ready { fetched: true, .. } => "fetched",
-            FetchOutcome::Ready { fetched: false, .. } => "already resident",
-            FetchOutcome::NotFound => "not found",
-            FetchOutcome::Busy => "busy",
-            FetchOutcome::Failed(Scope::Local) => "failed locally",
-            FetchOutcome::Failed(Scope::Path) => "failed by the path",
-            FetchOutcome::Failed(Scope::Peer) => "failed by the peer",
-            FetchOutcome::Failed(Scope::Request) => "failed by the request",
-        };
-        seen.count(what, 1);
-    }
-}
-
-/// The readers of a node's present life.
-fn readers_of<'a>(readers: &'a mut [(u64, Readers)], lives: &[u64], at: usize) -> &'a mut Readers {
-    let (life, readers) = &mut readers[at];
-    if *life != lives[at] {
-        (*life, *readers) = (lives[at], Readers::default());
-    }
-    readers
 }

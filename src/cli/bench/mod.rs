@@ -2,9 +2,12 @@
 //! measured in one run.
 
 mod cpu;
+pub mod fault;
 mod latency;
 mod machine;
+mod pair;
 pub mod read;
+pub mod stall;
 pub mod store;
 
 use std::process::ExitCode;
@@ -33,6 +36,10 @@ enum What {
     Store(store::StoreArgs),
     /// Measure what it takes to read a peer's blocks.
     Read(read::ReadArgs),
+    /// Stop one thread of a holder after the other, and measure what its readers notice.
+    Stall(stall::StallArgs),
+    /// Kill a holder, hang it, cut the link to it, and measure how long its readers are without it.
+    Fault(fault::FaultArgs),
     /// Be the end that bench read reads from, on another host.
     Hold(read::HoldArgs),
 }
@@ -41,6 +48,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
     match &args.what {
         What::Store(args) => store::run(args),
         What::Read(args) => read::run(args),
+        What::Stall(args) => stall::run(args),
+        What::Fault(args) => fault::run(args),
         What::Hold(args) => read::hold(args),
     }
 }

@@ -8,7 +8,7 @@ use super::{Listed, RedisRegistry};
 use crate::limits;
 use crate::registry::{
     Announced, Batch, Beat, Heartbeat, Missing, NodeIdentity, OwnerRegistry, Partition, Plan,
-    PlanQuery, RegistryError, RegistryFuture, Stamp, Withdrawn, assemble_plan, check_len,
+    PlanQuery, RegistryError, RegistryFuture, Stamp, Standing, Withdrawn, assemble_plan, check_len,
 };
 use crate::types::BlockKey;
 
@@ -66,8 +66,7 @@ impl RedisRegistry {
     }
 
     async fn find(&self, query: PlanQuery<'_>) -> Result<Plan, RegistryError> {
-        check_len("a plan", query.keys.len(), limits::REGISTRY_BATCH_MAX)?;
-        check_len("avoid", query.avoid.len(), limits::REGISTRY_AVOID_MAX)?;
+        query.check()?;
         let lists = self.lists(query.keys).await?;
         let nodes = self.nodes_for(&lists).await?;
         let skip = |known: &Known| {
@@ -88,7 +87,11 @@ impl RedisRegistry {
             }
             positions.push(owners);
         }
-        let who = |at: usize| known.get(at).map(|known| (&known.identity, known.load));
+        let who = |at: usize| {
+            let known = known.get(at)?;
+            let reach = query.reach(known.identity.node);
+            Some((&known.identity, Standing { load: known.load, reach }))
+        };
         Ok(assemble_plan(nodes.registry, positions, who, query.choice))
     }
 }

@@ -2,8 +2,8 @@
 
 mod krate {
     pub(super) use crate::{
-        event, fabric, health, layout, lease, limits, memory, peer, policy, protocol, sim, store,
-        types,
+        event, fabric, health, layout, lease, limits, memory, peer, policy, protocol, registry,
+        sim, store, types,
     };
 }
 

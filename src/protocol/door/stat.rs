@@ -108,6 +108,22 @@ pub struct PeerStat {
     pub state: String,
     /// The way to it: `tcp`, `verbs`, `shm`.
     pub transport: String,
+    /// The pairs of NICs that `verbs` goes over.
+    pub rails: Vec<RailStat>,
+}
+
+/// A pair of NICs that a connection goes over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RailStat {
+    /// The RDMA device of this node.
+    pub local: String,
+    /// The peer's, as it calls it.
+    pub remote: String,
+    /// Queue pairs of READs over it.
+    pub queue_pairs: usize,
+    /// Why these two: `the same NUMA node`, `balance`, or whose `--nic-pairs`.
+    pub reason: String,
 }
 
 /// The health of a peer, of a path to one, or of a NIC of this node.

@@ -9,6 +9,8 @@
 //!   then, so that both sides speak of the same moment. What differs is announced again.
 //! - A registry that is down delays nothing here but its own calls: they back off, and the set stays.
 
+mod calls;
+mod digests;
 mod drift;
 mod flights;
 mod partitions;
@@ -20,15 +22,16 @@ mod tests;
 use std::fmt::Debug;
 use std::time::Duration;
 
+pub use calls::{Answer, Call};
+pub use digests::Digests;
 pub use pending::Pending;
 
 use super::{
-    Announced, Beat, Load, Partition, PartitionDigest, Presence, Registration, RegistryEpoch,
-    RegistryError, Stamp,
+    Beat, Load, Partition, PartitionDigest, Presence, Registration, RegistryEpoch, RegistryError,
+    Stamp,
 };
 use crate::limits;
 use crate::registry::{Fingerprint, NodeIdentity};
-use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
 use drift::Drift;
 use flights::Flights;
@@ -90,45 +93,19 @@ impl Default for AnnounceOptions {
     }
 }
 
-/// A call to make.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Call {
-    /// See [`crate::registry::OwnerRegistry::heartbeat`].
-    Heartbeat {
-        /// What it is for.
-        presence: Presence,
-        /// How busy the node is.
-        load: Load,
-        /// What it holds.
-        digests: Vec<PartitionDigest>,
-    },
-    /// See [`crate::registry::OwnerRegistry::announce`].
-    Announce {
-        /// Its place.
-        stamp: Stamp,
-        /// What the node holds.
-        keys: Vec<BlockKey>,
-    },
-    /// See [`crate::registry::OwnerRegistry::withdraw`].
-    Withdraw {
-        /// Its place.
-        stamp: Stamp,
-        /// What the node holds no longer.
-        keys: Vec<BlockKey>,
-    },
-    /// See [`crate::registry::OwnerRegistry::forget`].
-    Forget {
-        /// Its place.
-        stamp: Stamp,
-        /// What is void.
-        partition: Partition,
-    },
+/// Changes that were noted elsewhere and that the [`Pending`] set does not know yet.
+pub trait News {
+    /// Notes them in the set, in the order in which they came.
+    fn note_in(&mut self, pending: &mut Pending);
 }
 
 /// The state of one node's announcements. One owner makes the calls that [`Self::poll_call`] gives,
-/// in any order of answers; whoever changes residents notes that in the [`Pending`] set.
+/// in any order of answers. Nothing here is shared: whoever changes residents hands that over as
+/// [`News`], which are asked for where they have to be known.
 #[derive(Debug)]
 pub struct Announcing {
+    /// Changes that the registry has not answered yet.
+    pending: Pending,
     node: NodeId,
     epoch: NodeEpoch,
     options: AnnounceOptions,
@@ -158,6 +135,7 @@ impl Announcing {
         let batch = options.batch.clamp(1, limits::REGISTRY_BATCH_MAX);
         let in_flight = options.in_flight.clamp(1, limits::REGISTRY_IN_FLIGHT_MAX);
         Self {
+            pending: Pending::new(options.pending_max),
             node: identity.node,
             epoch: identity.epoch,
             options: AnnounceOptions { batch, in_flight, ..options },
@@ -199,24 +177,41 @@ impl Announcing {
         self.resync.counts()
     }
 
+    /// The changes that the registry has not answered yet.
+    #[must_use]
+    pub const fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    /// Asks for haste with the changes so far; the ticket up to which they have to be answered.
+    pub fn hurry(&mut self) -> u64 {
+        self.pending.hurry()
+    }
+
+    /// Takes note of what changed.
+    pub fn handle_news(&mut self, news: &mut dyn News) {
+        news.note_in(&mut self.pending);
+    }
+
     /// The next call to make now, if any. Ask again until there is none.
     pub fn poll_call(
         &mut self,
-        pending: &Mutex<Pending>,
+        news: &mut dyn News,
         residents: &dyn Residents,
         now: Timestamp,
     ) -> Option<Call> {
+        self.handle_news(news);
         if self.beating.is_some() {
             return None;
         }
         if let Some(withdraws) = self.withdraws.take() {
             return Some(withdraws);
         }
-        let dirty = lock(pending).is_dirty();
+        let dirty = self.pending.is_dirty();
         if now >= self.beat_at || (self.connected && dirty) {
             // With batches under way the digests would be of no one moment.
             if self.flights.is_empty() {
-                return Some(self.beat(pending, residents, dirty));
+                return Some(self.beat(news, residents, dirty));
             }
             let late = self.connected && !dirty && now >= self.beat_at + self.grace();
             return late.then(|| self.heartbeat(Presence::Here, residents, Vec::new()));
@@ -227,17 +222,17 @@ impl Announcing {
         if self.flights.len() >= self.options.in_flight || self.resync.is_forgetting() {
             return None;
         }
-        if let Some(call) = self.changes(pending, now) {
+        if let Some(call) = self.changes(now) {
             return Some(call);
         }
-        self.residents(pending, residents, now)
+        self.residents(residents, now)
     }
 
     /// When [`Self::poll_call`] may give a call without an answer or a note coming first.
-    pub fn next_wake(&mut self, pending: &Mutex<Pending>, now: Timestamp) -> Timestamp {
+    pub fn next_wake(&mut self, now: Timestamp) -> Timestamp {
         let never = now + Duration::from_secs(3600);
         let quiet = self.flights.is_empty();
-        let waits = !self.connected || lock(pending).is_dirty();
+        let waits = !self.connected || self.pending.is_dirty();
         if self.beating.is_some() || (waits && !quiet) {
             return never;
         }
@@ -246,26 +241,53 @@ impl Announcing {
             return beat_at;
         }
         // What cannot begin before a batch under way ends is begun when that one is answered.
-        let due = !self.blocked && self.batch_is_due(&lock(pending), now);
+        let due = !self.blocked && self.batch_is_due(now);
         let batch = if due { Some(now) } else { self.batch_at.filter(|_| !self.blocked) };
         let free = quiet || self.resync.to_forget().is_none();
         let resync = self.resync.next().filter(|_| free && !self.resync.is_forgetting());
         batch.into_iter().chain(resync).fold(self.beat_at, Timestamp::min)
     }
 
-    /// The answer to a heartbeat; the blocks of which this node is the only owner are the caller's to
-    /// pass on.
-    pub fn handle_beat(
+    /// The answer to a call. `hint` hears of owner counts: a block that this node announced, and how
+    /// many live owners it has, this node among them.
+    pub fn handle_answer(
         &mut self,
-        answer: Result<&Beat, &RegistryError>,
-        pending: &Mutex<Pending>,
+        answer: &Answer,
+        hint: &mut dyn FnMut(&BlockKey, u32),
         now: Timestamp,
     ) {
+        match answer {
+            Answer::Heartbeat(Ok(beat)) => {
+                beat.sole.iter().for_each(|key| hint(key, 1));
+                self.handle_beat(beat, now);
+            }
+            Answer::Heartbeat(Err(error)) => {
+                self.beating = None;
+                self.failed(error, now);
+            }
+            Answer::Announce { stamp, keys, result } => {
+                for (key, owners) in keys.iter().zip(result.iter().flat_map(|told| &told.owners)) {
+                    if *owners > 0 {
+                        hint(key, *owners);
+                    } else {
+                        self.drift.refuse(Fingerprint::of(key).partition());
+                    }
+                }
+                let epoch = result.as_ref().map(|announced| Some(announced.registry));
+                self.ended(stamp, epoch, now);
+            }
+            Answer::Withdraw { stamp, result } => {
+                let epoch = result.as_ref().map(|withdrawn| Some(withdrawn.registry));
+                self.ended(stamp, epoch, now);
+            }
+            Answer::Forget { stamp, result } => {
+                self.ended(stamp, result.as_ref().map(|()| None), now);
+            }
+        }
+    }
+
+    fn handle_beat(&mut self, beat: &Beat, now: Timestamp) {
         let told = self.beating.take().unwrap_or_default();
-        let beat = match answer {
-            Ok(beat) => beat,
-            Err(error) => return self.failed(error, now),
-        };
         let interval = self.options.heartbeat_interval;
         self.beat_at = now + interval.min(beat.registration.lease / 3);
         self.connected = true;
@@ -273,7 +295,7 @@ impl Announcing {
             self.registration = Some(beat.registration);
             // Changes count from here on, and the listing begins after this: a change is in one or
             // the other.
-            lock(pending).begin_resync();
+            self.pending.begin_resync();
             self.drift.reset();
             self.resync.all(now);
             return;
@@ -281,67 +303,39 @@ impl Announcing {
         if let Some(repair) = self.drift.compared(&told, &beat.drifted) {
             self.resync.some(repair, now);
         }
-        if !self.resync.is_running() && lock(pending).is_empty() {
+        if !self.resync.is_running() && self.pending.is_empty() {
             self.failures = 0;
         }
     }
 
-    /// The answer to an announce, with the keys that it was about.
-    pub fn handle_announced(
-        &mut self,
-        stamp: &Stamp,
-        answer: Result<(&Announced, &[BlockKey]), &RegistryError>,
-        pending: &Mutex<Pending>,
-        now: Timestamp,
-    ) {
-        if let Ok((announced, keys)) = answer {
-            let refused = keys.iter().zip(&announced.owners).filter(|(_, owners)| **owners == 0);
-            refused.for_each(|(key, _)| self.drift.refuse(Fingerprint::of(key).partition()));
-        }
-        self.ended(stamp, answer.map(|(announced, _)| announced.registry), pending, now);
-    }
-
-    /// The answer to a withdraw or a forget; a forget says no epoch.
-    pub fn handle_withdrawn(
-        &mut self,
-        stamp: &Stamp,
-        answer: Result<Option<RegistryEpoch>, &RegistryError>,
-        pending: &Mutex<Pending>,
-        now: Timestamp,
-    ) {
-        let known = self.registration.map_or(RegistryEpoch(0), |known| known.registry);
-        self.ended(stamp, answer.map(|epoch| epoch.unwrap_or(known)), pending, now);
-    }
-
     /// No answer to any call under way will come.
-    pub fn handle_loss(&mut self, pending: &Mutex<Pending>, now: Timestamp) {
+    pub fn handle_loss(&mut self, now: Timestamp) {
         let error = RegistryError::Unreachable { reason: "a call ended without an answer".into() };
         self.beating = None;
         let number = self.registration.map_or(0, |known| known.number);
-        self.flights.abandon(number, &mut lock(pending));
+        self.flights.abandon(number, &mut self.pending);
         self.failed(&error, now);
     }
 
+    /// A batch ended; an answer may say of which start of the registry it is.
     fn ended(
         &mut self,
         stamp: &Stamp,
-        answer: Result<RegistryEpoch, &RegistryError>,
-        pending: &Mutex<Pending>,
+        answer: Result<Option<RegistryEpoch>, &RegistryError>,
         now: Timestamp,
     ) {
         let known = self.registration.map_or(0, |known| known.number);
         self.blocked = false;
-        let mut pending = lock(pending);
-        self.flights.end(stamp.sequence, answer.is_ok(), known, &mut pending);
+        self.flights.end(stamp.sequence, answer.is_ok(), known, &mut self.pending);
         if self.resync.settled(self.flights.settled()) {
-            pending.end_resync();
+            self.pending.end_resync();
         }
-        drop(pending);
         match answer {
             Ok(epoch) => {
                 self.failures = 0;
                 // A registry of another start answered: it will not know us; find out now.
-                if self.registration.is_some_and(|known| known.registry != epoch) {
+                let known = self.registration.map(|known| known.registry);
+                if epoch.is_some() && epoch != known {
                     self.beat_at = now;
                 }
             }
@@ -378,7 +372,7 @@ impl Announcing {
         Call::Heartbeat { presence, load: residents.load(), digests }
     }
 
-    fn beat(&mut self, pending: &Mutex<Pending>, residents: &dyn Residents, dirty: bool) -> Call {
+    fn beat(&mut self, news: &mut dyn News, residents: &dyn Residents, dirty: bool) -> Call {
         if self.registration.is_none() || dirty {
             return self.heartbeat(Presence::Afresh, residents, Vec::new());
         }
@@ -389,8 +383,9 @@ impl Announcing {
                 Some(PartitionDigest { partition, digest })
             };
             digests = self.drift.due().into_iter().filter_map(read).collect();
-            // Looked at behind the digests: a change between is found here.
-            let busy = lock(pending).partitions(limits::REGISTRY_BATCH_MAX);
+            // Asked for behind the digests: a change between is found here.
+            self.handle_news(news);
+            let busy = self.pending.partitions(limits::REGISTRY_BATCH_MAX);
             match busy {
                 Some(busy) => digests.retain(|told| !busy.contains(told.partition)),
                 None => digests.clear(),
@@ -399,24 +394,22 @@ impl Announcing {
         self.heartbeat(Presence::Here, residents, digests)
     }
 
-    fn batch_is_due(&mut self, pending: &Pending, now: Timestamp) -> bool {
-        if pending.is_empty() {
+    fn batch_is_due(&mut self, now: Timestamp) -> bool {
+        if self.pending.is_empty() {
             self.batch_at = None;
             return false;
         }
         let at = *self.batch_at.get_or_insert(now + self.options.flush_interval);
-        now >= at || pending.len() >= self.options.batch || pending.in_a_hurry()
+        now >= at || self.pending.len() >= self.options.batch || self.pending.in_a_hurry()
     }
 
     /// The changes that wait, if it is time.
-    fn changes(&mut self, pending: &Mutex<Pending>, now: Timestamp) -> Option<Call> {
-        let mut pending = lock(pending);
-        if !self.batch_is_due(&pending, now) {
+    fn changes(&mut self, now: Timestamp) -> Option<Call> {
+        if !self.batch_is_due(now) {
             return None;
         }
         self.batch_at = None;
-        let (announce, withdraw) = pending.take(self.flights.next(), self.options.batch);
-        drop(pending);
+        let (announce, withdraw) = self.pending.take(self.flights.next(), self.options.batch);
         self.blocked = announce.is_empty() && withdraw.is_empty();
         let keys = |changes: &[Change]| changes.iter().map(|change| change.key).collect();
         if self.blocked {
@@ -448,12 +441,7 @@ impl Announcing {
 
     /// The next step of announcing residents again. The listing is true when it is taken, and a change
     /// that comes after it is sent after it.
-    fn residents(
-        &mut self,
-        pending: &Mutex<Pending>,
-        residents: &dyn Residents,
-        now: Timestamp,
-    ) -> Option<Call> {
+    fn residents(&mut self, residents: &dyn Residents, now: Timestamp) -> Option<Call> {
         if let Some(partition) = self.resync.to_forget() {
             // Nothing else may be under way.
             if !self.flights.is_empty() {
@@ -464,12 +452,12 @@ impl Announcing {
             return Some(Call::Forget { stamp, partition });
         }
         let listed = self.resync.list(residents, &self.options, now)?;
-        let batch = lock(pending).claim(self.flights.next(), listed);
+        let batch = self.pending.claim(self.flights.next(), listed);
         let keys: Vec<BlockKey> = batch.iter().map(|change| change.key).collect();
         let call = (!keys.is_empty()).then(|| Call::Announce { stamp: self.start(batch), keys });
         self.resync.listed(self.flights.next() - 1, keys_in(call.as_ref()), &self.options, now);
         if self.resync.settled(self.flights.settled()) {
-            lock(pending).end_resync();
+            self.pending.end_resync();
         }
         call
     }

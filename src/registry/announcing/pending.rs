@@ -40,7 +40,7 @@ struct Entry {
     queued: bool,
 }
 
-/// The set. Shared by whoever changes the node's residents and the one who tells the registry.
+/// The set. It belongs to the one who tells the registry.
 #[derive(Debug)]
 pub struct Pending {
     entries: HashMap<BlockKey, Entry, RandomState>,
@@ -95,6 +95,14 @@ impl Pending {
                 self.order.push_back(key);
             }
             MapEntry::Occupied(_) | MapEntry::Vacant(_) => self.forget(),
+        }
+    }
+
+    /// A change came that nobody could note.
+    pub fn note_lost(&mut self) {
+        self.issued += 1;
+        if !self.dirty {
+            self.forget();
         }
     }
 

@@ -3,11 +3,13 @@
 //! it knows exactly what is true.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex as StdMutex;
+use std::pin::pin;
+use std::sync::{Arc, Mutex as StdMutex};
+use std::task::{Context, Poll, Waker};
 
 use super::*;
 use crate::registry::{
-    Batch, Directory, DirectoryOptions, Heartbeat, Missing, NodeIdentity, PlanQuery,
+    Batch, Directory, DirectoryOptions, InProcess, Missing, NodeIdentity, PlanQuery,
 };
 use crate::sim::Random;
 use crate::types::{BlockHash, NamespaceId};
@@ -57,11 +59,14 @@ impl Residents for Truth {
     }
 }
 
-#[derive(Debug, Clone)]
-enum Answer {
-    Beat(Result<Beat, RegistryError>),
-    Announced(Result<Announced, RegistryError>),
-    Withdrawn(Result<Option<RegistryEpoch>, RegistryError>),
+/// What changed since the announcements heard of it last.
+#[derive(Debug, Default)]
+struct Noted(Vec<(BlockKey, bool)>);
+
+impl News for Noted {
+    fn note_in(&mut self, pending: &mut Pending) {
+        self.0.drain(..).for_each(|(key, resident)| pending.note(key, resident));
+    }
 }
 
 #[derive(Debug)]
@@ -82,17 +87,21 @@ struct World {
     random: Random,
     now: Timestamp,
     epoch: u64,
-    directory: Directory,
+    directory: Arc<Directory>,
     announcing: Announcing,
-    pending: Mutex<Pending>,
+    noted: Noted,
     truth: Truth,
     underway: Vec<Underway>,
     faults: bool,
     most_underway: usize,
 }
 
-fn directory(epoch: u64) -> Directory {
-    Directory::new(RegistryEpoch(epoch), DirectoryOptions::default())
+fn directory(epoch: u64) -> Arc<Directory> {
+    Arc::new(Directory::new(RegistryEpoch(epoch), DirectoryOptions::default()))
+}
+
+fn asking() -> Context<'static> {
+    Context::from_waker(Waker::noop())
 }
 
 impl World {
@@ -116,7 +125,7 @@ impl World {
             epoch: 1,
             directory: directory(1),
             announcing: Announcing::new(&identity(), options),
-            pending: Mutex::new(Pending::new(options.pending_max)),
+            noted: Noted::default(),
             truth: Truth::new(),
             underway: Vec::new(),
             faults: true,
@@ -132,7 +141,7 @@ impl World {
             held.remove(&number);
         }
         drop(held);
-        self.pending.lock().unwrap().note(key(number), resident);
+        self.noted.0.push((key(number), resident));
     }
 
     /// What befalls the registry.
@@ -176,22 +185,11 @@ impl World {
 
     fn apply(&self, call: &Call) -> Answer {
         let now = self.now;
-        match call {
-            Call::Heartbeat { presence, load, digests } => {
-                let heartbeat = Heartbeat { presence: *presence, load: *load, digests };
-                Answer::Beat(self.directory.heartbeat(&identity(), heartbeat, now))
-            }
-            Call::Announce { stamp, keys } => {
-                Answer::Announced(self.directory.announce(Batch { stamp: *stamp, keys }, now))
-            }
-            Call::Withdraw { stamp, keys } => {
-                let answer = self.directory.withdraw(Batch { stamp: *stamp, keys }, now);
-                Answer::Withdrawn(answer.map(|answer| Some(answer.registry)))
-            }
-            Call::Forget { stamp, partition } => {
-                let answer = self.directory.forget(*stamp, *partition, now);
-                Answer::Withdrawn(answer.map(|()| None))
-            }
+        let registry = InProcess::new(Arc::clone(&self.directory), move || now);
+        let made = pin!(call.clone().make(&registry, &identity())).poll(&mut asking());
+        match made {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => panic!("a directory answers at once"),
         }
     }
 
@@ -207,39 +205,22 @@ impl World {
         underway.repeats = false;
     }
 
-    fn answer(&mut self, at: usize, answer: Answer) {
+    fn answer(&mut self, at: usize, answer: &Answer) {
         self.underway[at].waits = false;
-        let (pending, now) = (&self.pending, self.now);
-        match (&self.underway[at].call, &answer) {
-            (_, Answer::Beat(answer)) => self.announcing.handle_beat(answer.as_ref(), pending, now),
-            (Call::Announce { stamp, keys }, Answer::Announced(answer)) => {
-                let answer = answer.as_ref().map(|answer| (answer, keys.as_slice()));
-                self.announcing.handle_announced(stamp, answer, pending, now);
-            }
-            (
-                Call::Withdraw { stamp, .. } | Call::Forget { stamp, .. },
-                Answer::Withdrawn(answer),
-            ) => self.announcing.handle_withdrawn(stamp, answer.as_ref().copied(), pending, now),
-            other => panic!("{other:?}"),
-        }
+        self.announcing.handle_answer(answer, &mut |_, _| {}, self.now);
     }
 
     fn give_up(&mut self, at: usize) {
-        let lost = RegistryError::TimedOut(PATIENCE);
-        let answer = match &self.underway[at].call {
-            Call::Heartbeat { .. } => Answer::Beat(Err(lost)),
-            Call::Announce { .. } => Answer::Announced(Err(lost)),
-            _ => Answer::Withdrawn(Err(lost)),
-        };
-        self.answer(at, answer);
+        let answer = self.underway[at].call.clone().fail(RegistryError::TimedOut(PATIENCE));
+        self.answer(at, &answer);
     }
 
     /// Goes on to the next thing that happens, at most until `until`.
     fn step(&mut self, until: Timestamp) {
-        while let Some(call) = self.announcing.poll_call(&self.pending, &self.truth, self.now) {
+        while let Some(call) = self.announcing.poll_call(&mut self.noted, &self.truth, self.now) {
             self.send(call);
         }
-        let wake = self.announcing.next_wake(&self.pending, self.now);
+        let wake = self.announcing.next_wake(self.now);
         let events = self.underway.iter().flat_map(|call| {
             let answer = call.answer.as_ref().map(|(at, _)| *at);
             let waits = call.waits.then(|| answer.unwrap_or(call.given_up).min(call.given_up));
@@ -256,7 +237,7 @@ impl World {
                 continue;
             }
             match underway.answer.clone() {
-                Some((due, answer)) if due <= self.now => self.answer(at, answer),
+                Some((due, answer)) if due <= self.now => self.answer(at, &answer),
                 _ if underway.given_up <= self.now => self.give_up(at),
                 _ => {}
             }
@@ -277,7 +258,8 @@ impl World {
     fn listed(&self) -> BTreeSet<u32> {
         let is_listed = |number: &u32| {
             let asker = NodeId([9; 16]);
-            let query = PlanQuery { asker, keys: &[key(*number)], avoid: &[], choice: 0 };
+            let keys = [key(*number)];
+            let query = PlanQuery::new(asker, &keys);
             self.directory.plan(query, self.now).unwrap().missing == 0
         };
         (0..KEYS).filter(is_listed).collect()
@@ -304,9 +286,7 @@ fn whatever_is_lost_late_or_repeated_the_registry_ends_with_the_truth() {
         // Nothing but the digests tells of these.
         (0..8).for_each(|_| world.harm());
         world.run_for(Duration::from_secs(3));
-        let pending = world.pending.lock().unwrap();
-        assert_eq!(pending.len(), 0, "seed {seed}");
-        drop(pending);
+        assert_eq!(world.announcing.pending().len(), 0, "seed {seed}");
         let truth = world.truth.held.lock().unwrap().clone();
         assert_eq!(world.listed(), truth, "seed {seed}: {:?}", world.announcing);
         let (full, partial) = world.announcing.resyncs();
@@ -323,10 +303,10 @@ fn a_quiet_node_only_sends_heartbeats() {
     world.flip();
     world.run_for(Duration::from_secs(1));
     assert!(world.announcing.is_connected() && !world.announcing.is_resyncing());
-    assert_eq!(world.pending.lock().unwrap().answered(), 1);
+    assert_eq!(world.announcing.pending().answered(), 1);
     let started = world.now;
     while world.now < started + Duration::from_secs(1) {
-        let call = world.announcing.poll_call(&world.pending, &world.truth, world.now);
+        let call = world.announcing.poll_call(&mut world.noted, &world.truth, world.now);
         assert!(matches!(call, None | Some(Call::Heartbeat { presence: Presence::Here, .. })));
         call.into_iter().for_each(|call| world.send(call));
         world.step(started + Duration::from_secs(1));

@@ -85,7 +85,7 @@ impl Node {
 }
 
 fn plan(directory: &Directory, asker: u8, keys: &[BlockKey], choice: u64) -> Plan {
-    let query = PlanQuery { asker: NodeId([asker; 16]), keys, avoid: &[], choice };
+    let query = PlanQuery { choice, ..PlanQuery::new(NodeId([asker; 16]), keys) };
     directory.plan(query, at(0)).unwrap()
 }
 
@@ -208,12 +208,38 @@ fn the_asker_and_the_nodes_to_avoid_are_left_out() {
         Node::join(&directory, node).announce(&directory, 0..4);
     }
     let asked = keys(0..4);
-    let query =
-        PlanQuery { asker: NodeId([1; 16]), keys: &asked, avoid: &[NodeId([2; 16])], choice: 0 };
+    let query = PlanQuery { avoid: &[NodeId([2; 16])], ..PlanQuery::new(NodeId([1; 16]), &asked) };
     for choice in 0..20 {
         let plan = directory.plan(PlanQuery { choice, ..query }, at(0)).unwrap();
         assert_eq!(runs(&plan), [(3, 0, 4)]);
     }
+}
+
+#[test]
+fn who_is_near_survives_the_sample_of_many_owners_and_does_not_cut_a_run_short() {
+    let directory = directory();
+    for node in 1..=40 {
+        Node::join(&directory, node).announce(&directory, 0..4);
+    }
+    Node::join(&directory, 41).announce(&directory, 0..100);
+    let id = |node| NodeId([node; 16]);
+    let (host, rail) = ([id(7)], [id(8), id(9)]);
+    let asked = keys(0..4);
+    let long = keys(0..100);
+    for choice in 0..40 {
+        let query = PlanQuery { choice, same_rail: &rail, ..PlanQuery::new(id(99), &asked) };
+        let by_rail = runs(&directory.plan(query, at(0)).unwrap());
+        assert!(matches!(by_rail[..], [(8 | 9, 0, 4)]), "{by_rail:?}");
+        let query = PlanQuery { same_host: &host, ..query };
+        assert_eq!(runs(&directory.plan(query, at(0)).unwrap()), [(7, 0, 4)]);
+        // One that reaches much farther makes fewer runs.
+        let query = PlanQuery { keys: &long, ..query };
+        let run = runs(&directory.plan(query, at(0)).unwrap());
+        assert!(run == [(41, 0, 100)] || run[0] == (7, 0, 4), "{run:?}");
+    }
+    let many = [id(1); limits::REGISTRY_NEAR_MAX + 1];
+    let query = PlanQuery { same_host: &many, ..PlanQuery::new(id(99), &asked) };
+    assert!(matches!(directory.plan(query, at(0)), Err(RegistryError::Refused { .. })));
 }
 
 #[test]

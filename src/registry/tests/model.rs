@@ -85,10 +85,9 @@ impl Model {
     fn check_plan(&self, directory: &Directory, asker: u8, choice: u64) {
         let asked = keys(0..12);
         let query = PlanQuery {
-            asker: NodeId([asker; 16]),
-            keys: &asked,
             avoid: &[NodeId([6; 16])],
             choice,
+            ..PlanQuery::new(NodeId([asker; 16]), &asked)
         };
         let plan = directory.plan(query, at(self.seconds)).unwrap();
         let mut covered = BTreeSet::new();

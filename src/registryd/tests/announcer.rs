@@ -60,7 +60,7 @@ fn announcer(address: SocketAddr, node: u8) -> (Arc<Node>, Announcer) {
             ..AnnounceOptions::default()
         },
     });
-    (state, announcer)
+    (state, announcer.unwrap())
 }
 
 /// A registry on a runtime of its own: dropping that ends its connections at once, as a kill does.
@@ -188,7 +188,8 @@ async fn a_registry_that_forgot_the_node_alone_hears_everything_again() {
     directory.heartbeat(&identity(1), leaving, now).unwrap();
     // Whichever comes first, a heartbeat or this change, finds out.
     node.hold(&handle, &keys(500..501));
-    let query = PlanQuery { asker: NodeId([9; 16]), keys: &keys(0..501), avoid: &[], choice: 0 };
+    let announced = keys(0..501);
+    let query = PlanQuery::new(NodeId([9; 16]), &announced);
     eventually("all is announced again", async || {
         directory.plan(query, Clock::start().now()).unwrap().missing == 0
     })

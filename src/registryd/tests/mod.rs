@@ -88,7 +88,8 @@ async fn all_calls_work_over_a_socket() {
     let few = keys(8..12);
     let answer = client.announce(batch(2, two.number, 1, &few)).await;
     assert_eq!(answer.unwrap().owners, [2, 2, 1, 1]);
-    let query = PlanQuery { asker: NodeId([9; 16]), keys: &keys(0..13), avoid: &[], choice: 1 };
+    let asked = keys(0..13);
+    let query = PlanQuery { choice: 1, ..PlanQuery::new(NodeId([9; 16]), &asked) };
     let plan = client.plan(query).await.unwrap();
     assert_eq!(plan.missing, 1);
     let runs: Vec<_> = plan.runs().map(|(o, s)| (o.clone(), s.first, s.count)).collect();

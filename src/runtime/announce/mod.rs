@@ -3,23 +3,30 @@
 //! [`crate::registry::announcing`] decides which call comes next and what an answer means; here are the
 //! task that makes the calls, several at once, and the handle by which the node notes changes. A
 //! registry that is down delays this task alone.
+//!
+//! Who notes a change, a data thread or the reclaimer, shares no lock with the task, nor with the runtime
+//! that the task is on: the change goes through a [`Mailbox`], and what wakes the task is an event
+//! counter of the kernel's. So neither waits for the other, wherever that one stops.
 
 mod task;
 #[cfg(test)]
 mod tests;
 
 use std::fmt::Debug;
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::event::EventSink;
 use crate::limits;
-use crate::registry::announcing::{Announcing, Pending};
+use crate::registry::announcing::Announcing;
 use crate::registry::{NodeIdentity, OwnerRegistry, Registration};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mailbox, Mutex, lock};
+use crate::sys::eventfd::EventFd;
 use crate::types::BlockKey;
 
 pub use crate::registry::announcing::{AnnounceOptions, Residents};
@@ -81,19 +88,39 @@ pub enum FlushError {
     Ended,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Progress {
-    answered: u64,
-    running: bool,
+/// How long a flush waits before it tries again to put its mark among changes that leave no room.
+const NO_ROOM_PAUSE: Duration = Duration::from_millis(1);
+
+/// What the announcer is told.
+#[derive(Debug)]
+enum Note {
+    Change {
+        key: BlockKey,
+        resident: bool,
+    },
+    /// Somebody waits for the answers to all that was noted before this.
+    Flush(oneshot::Sender<()>),
 }
 
 #[derive(Debug)]
 struct Shared {
-    pending: Mutex<Pending>,
+    notes: Mailbox<Note>,
+    /// Whether a change found no room among the notes.
+    lost: AtomicBool,
+    /// Whether the task sleeps without a change to tell of, so that the first one has to wake it.
+    idle: AtomicBool,
+    running: AtomicBool,
+    wake: Arc<EventFd>,
+    /// Of the task and of those who look; nobody else takes it.
     state: Mutex<AnnouncerState>,
-    wake: Notify,
-    progress: watch::Sender<Progress>,
-    batch: usize,
+    batch: u64,
+}
+
+impl Shared {
+    fn wake(&self) {
+        // It fails for what is no event counter, and this is one.
+        self.wake.notify().ok();
+    }
 }
 
 /// Tells the announcer what changed. Clones share it.
@@ -115,14 +142,16 @@ impl AnnouncerHandle {
     }
 
     fn note(&self, key: BlockKey, resident: bool) {
-        let mut pending = lock(&self.shared.pending);
-        let (before, was_dirty) = (pending.len(), pending.is_dirty());
-        pending.note(key, resident);
-        let (after, is_dirty) = (pending.len(), pending.is_dirty());
-        drop(pending);
-        let crossed = |bound| before < bound && after >= bound;
-        if crossed(1) || crossed(self.shared.batch) || is_dirty != was_dirty {
-            self.shared.wake.notify_one();
+        let shared = &self.shared;
+        // Sequentially consistent, like the count: either this sees that the task is idle, or the task,
+        // which says so before it looks once more, sees this change.
+        let wake = match shared.notes.put(Note::Change { key, resident }) {
+            Ok(1) => shared.batch == 1 || shared.idle.load(Ordering::SeqCst),
+            Ok(count) => count == shared.batch,
+            Err(_no_room) => !shared.lost.swap(true, Ordering::SeqCst),
+        };
+        if wake {
+            shared.wake();
         }
     }
 
@@ -131,32 +160,34 @@ impl AnnouncerHandle {
     /// # Errors
     /// [`FlushError`] where that takes longer than `deadline`, or the announcer ended.
     pub async fn flush(&self, deadline: Duration) -> Result<(), FlushError> {
-        let target = lock(&self.shared.pending).hurry();
-        self.shared.wake.notify_one();
-        let mut progress = self.shared.progress.subscribe();
-        let done = progress.wait_for(|now| now.answered >= target || !now.running);
-        let Ok(progress) = tokio::time::timeout(deadline, done).await else {
-            let reason = self.state().last_error;
-            return Err(FlushError::TimedOut {
-                reason: reason.unwrap_or_else(|| format!("{deadline:?} passed")),
-            });
+        let (done, answered) = oneshot::channel();
+        let flushed = async {
+            let mut mark = Note::Flush(done);
+            while let Err(back) = self.shared.notes.put(mark) {
+                mark = back;
+                self.shared.wake();
+                tokio::time::sleep(NO_ROOM_PAUSE).await;
+            }
+            self.shared.wake();
+            // A task that ends says so before it drops the marks that it finds.
+            if !self.shared.running.load(Ordering::SeqCst) {
+                return Err(FlushError::Ended);
+            }
+            answered.await.map_err(|_dropped| FlushError::Ended)
         };
-        match progress {
-            Ok(now) if now.answered >= target => Ok(()),
-            _ => Err(FlushError::Ended),
-        }
+        tokio::time::timeout(deadline, flushed).await.unwrap_or_else(|_elapsed| {
+            let reason = self.state().last_error;
+            Err(FlushError::TimedOut {
+                reason: reason.unwrap_or_else(|| format!("{deadline:?} passed")),
+            })
+        })
     }
 
     /// How it stands with the registry.
     #[must_use]
     pub fn state(&self) -> AnnouncerState {
-        let (queued, dirty) = {
-            let pending = lock(&self.shared.pending);
-            (pending.len(), pending.is_dirty())
-        };
         let mut state = lock(&self.shared.state).clone();
-        state.queued = queued;
-        state.resyncing |= dirty;
+        state.queued += usize::try_from(self.shared.notes.count()).unwrap_or(usize::MAX);
         state
     }
 }
@@ -177,23 +208,29 @@ struct Stop {
 impl Announcer {
     /// Starts the task on the current Tokio runtime.
     ///
+    /// # Errors
+    /// Where the limit on open files is reached.
+    ///
     /// # Panics
     /// Outside a Tokio runtime.
-    #[must_use]
-    pub fn spawn(parts: AnnouncerParts) -> Self {
+    pub fn spawn(parts: AnnouncerParts) -> io::Result<Self> {
         let batch = parts.options.batch.clamp(1, limits::REGISTRY_BATCH_MAX);
-        let (progress, _) = watch::channel(Progress { answered: 0, running: true });
+        let wake = Arc::new(EventFd::new()?);
+        let woken = wake.watched()?;
         let shared = Arc::new(Shared {
-            pending: Mutex::new(Pending::new(parts.options.pending_max)),
+            notes: Mailbox::new(limits::ANNOUNCE_NOTES_MAX),
+            lost: AtomicBool::new(false),
+            idle: AtomicBool::new(true),
+            running: AtomicBool::new(true),
+            wake,
             state: Mutex::default(),
-            wake: Notify::new(),
-            progress,
-            batch,
+            batch: batch as u64,
         });
         let (stop, stopped) = watch::channel(None);
         let announcing = Announcing::new(&parts.identity, parts.options);
         let task = task::Task::new(parts, announcing, Arc::clone(&shared), stopped);
-        Self { handle: AnnouncerHandle { shared }, task: tokio::spawn(task.run()), stop }
+        let task = tokio::spawn(task.run(woken));
+        Ok(Self { handle: AnnouncerHandle { shared }, task, stop })
     }
 
     /// The way to tell it things.

@@ -59,8 +59,8 @@ impl Flaky {
 
     fn missing(&self) -> BTreeSet<u32> {
         let missing = |number: &u32| {
-            let query =
-                PlanQuery { asker: NodeId([9; 16]), keys: &[key(*number)], avoid: &[], choice: 0 };
+            let keys = [key(*number)];
+            let query = PlanQuery::new(NodeId([9; 16]), &keys);
             let plan = self.inner.directory().plan(query, Timestamp::ZERO);
             plan.unwrap().missing == 1
         };
@@ -237,7 +237,7 @@ fn parts(registry: &Arc<Flaky>, truth: &Arc<Truth>, pending_max: usize) -> Annou
 }
 
 fn spawn(registry: &Arc<Flaky>, truth: &Arc<Truth>, pending_max: usize) -> Announcer {
-    Announcer::spawn(parts(registry, truth, pending_max))
+    Announcer::spawn(parts(registry, truth, pending_max)).unwrap()
 }
 
 const SOON: Duration = Duration::from_secs(20);
@@ -315,7 +315,7 @@ async fn a_resync_keeps_its_pace() {
     let started = tokio::time::Instant::now();
     let mut parts = parts(&registry, &truth, 1024);
     parts.options.resync_rate = 200;
-    let announcer = Announcer::spawn(parts);
+    let announcer = Announcer::spawn(parts).unwrap();
     let handle = announcer.handle();
     while handle.state().resyncs == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,33 +1,32 @@
 //! A client's own memory: imported by it, saved from, loaded into.
 //!
 //! A save reserves memory, copies, and only then publishes; a load acquires, verifies, copies, and only
-//! then answers. Copies run on threads that may wait. Each holds the memory that it touches, the
-//! reservations that it writes and the pins that it reads, so that the end of a connection in the
-//! middle of a copy, for whatever reason, takes nothing away from under it. A client that is gone by
-//! the end of a save publishes nothing: nobody vouches for the bytes any more.
+//! then answers. A client that is gone by the end of a save publishes nothing: nobody vouches for the
+//! bytes any more. The copies themselves are in [`super::moving`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::moving::Batch;
 use super::owned::Acquired;
 use super::service::{DoorService, Publish, ReserveError, Reserved};
 use super::session::refused;
 use crate::layout::{AllocationId, BlockId, Layout, Tensor};
 use crate::limits;
-use crate::memory::{CopyError, Direction, EngineMemory, Mapping, StridedCopy};
+use crate::memory::{Direction, EngineMemory, Mapping};
 use crate::protocol::door::{
-    AcquireOutcome, EngineEvent, EngineReply, ImportRefusal, LayoutId, LoadOutcome, MemorySource,
-    MovedBlock, Reply, SENTENCE_BYTES_MAX, Source,
+    AcquireOutcome, EngineEvent, EngineReply, HeldBlock, ImportRefusal, LayoutId, LoadOutcome,
+    MemorySource, MovedBlock, Reply, SENTENCE_BYTES_MAX, Source,
 };
-use crate::types::{BlockHash, Extent, Namespace, PoolId};
+use crate::types::{BlockHash, Namespace, PoolId};
 
 /// A layout and all memory that it may lie in.
 #[derive(Debug)]
 pub(super) struct Imported {
-    layout: Layout,
-    memory: Vec<Arc<dyn EngineMemory>>,
+    pub(super) layout: Layout,
+    pub(super) memory: Vec<Arc<dyn EngineMemory>>,
 }
 
 /// What a client imported. Dropping it tells what still runs that the client is gone.
@@ -149,61 +148,6 @@ fn import_refused(reason: ImportRefusal, sentence: &str) -> Reply {
     Reply::Engine(EngineReply::ImportRefused { reason, sentence })
 }
 
-/// The copies of a batch, by what they go between.
-#[derive(Debug, Default)]
-struct Copies(BTreeMap<(AllocationId, PoolId), Vec<StridedCopy>>);
-
-impl Copies {
-    fn add(&mut self, layout: &Layout, block: BlockId, extent: Extent) {
-        for rows in layout.rows(block) {
-            self.0.entry((rows.allocation, extent.pool)).or_default().push(StridedCopy {
-                memory_offset: rows.offset,
-                memory_pitch: rows.pitch,
-                pool_offset: extent.offset + rows.logical,
-                pool_pitch: rows.logical_pitch,
-                width: rows.width,
-                rows: rows.count,
-            });
-        }
-    }
-
-    /// The memories that take part.
-    fn memories<'a>(
-        &'a self,
-        all: &'a [Arc<dyn EngineMemory>],
-    ) -> impl Iterator<Item = &'a Arc<dyn EngineMemory>> {
-        self.0.keys().filter_map(|(allocation, _)| all.get(usize::from(allocation.0)))
-    }
-
-    /// Carries them out. When this returns none is running, whatever it answers.
-    fn run<S: DoorService>(
-        &self,
-        service: &S,
-        memory: &[Arc<dyn EngineMemory>],
-        direction: Direction,
-    ) -> Result<(), CopyError> {
-        let gone =
-            |what| CopyError::Device { call: "looking up", error: format!("no such {what}") };
-        let mut begun = Vec::new();
-        let mut outcome = Ok(());
-        for ((allocation, pool), copies) in &self.0 {
-            let memory = memory.get(usize::from(allocation.0)).ok_or_else(|| gone("allocation"));
-            let pool: Result<Arc<Mapping>, _> = service.pool(*pool).ok_or_else(|| gone("pool"));
-            outcome = memory.and_then(|memory| {
-                begun.push(memory);
-                memory.start(direction, copies, &pool?)
-            });
-            if outcome.is_err() {
-                break;
-            }
-        }
-        for memory in begun {
-            outcome = memory.finish().and(outcome);
-        }
-        outcome
-    }
-}
-
 impl Move {
     /// As it is, but no copy begins before this event.
     pub(super) fn after(self, event: Option<EngineEvent>) -> Self {
@@ -227,39 +171,27 @@ impl Move {
             Err(ReserveError::Busy { pause_ms }) => return Reply::Busy { pause_ms },
             Err(ReserveError::Refused(sentence)) => return refused(&sentence),
         };
-        let copied = tokio::task::spawn_blocking(move || {
-            let published = self.copy_out(&*service, reserved)?;
-            // A client that is gone does not vouch for the bytes.
-            let wanted = if self.is_wanted() { published } else { Vec::new() };
-            Ok::<_, CopyError>(service.publish(&namespace, wanted, pulled))
-        });
-        match copied.await {
-            Ok(Ok(outcomes)) => Reply::Published { outcomes },
-            Ok(Err(error)) => not_copied(&error),
-            Err(died) => not_copied(&died),
+        let pairs = self.blocks.iter().zip(&reserved);
+        let pairs = pairs.map(|(moved, memory)| (moved.block, memory.extent())).collect();
+        let batch = Batch {
+            pools: pools(&*service),
+            imported: Arc::clone(&self.imported),
+            direction: Direction::Save,
+            event: self.event,
+            pairs,
+            expected: Vec::new(),
+        };
+        let (reserved, sums) = match batch.run(reserved).await {
+            Ok(done) => done,
+            Err(error) => return not_copied(&error),
+        };
+        if !self.is_wanted() {
+            return refused("the client is gone");
         }
-    }
-
-    fn copy_out<S: DoorService>(
-        &self,
-        service: &S,
-        reserved: Vec<S::Reserved>,
-    ) -> Result<Vec<Publish<S::Reserved>>, CopyError> {
-        let mut copies = Copies::default();
-        for (moved, memory) in self.blocks.iter().zip(&reserved) {
-            copies.add(&self.imported.layout, moved.block, memory.extent());
-        }
-        let memory = &self.imported.memory;
-        if let Some(event) = &self.event {
-            copies.memories(memory).try_for_each(|memory| memory.wait_for(event))?;
-        }
-        copies.run(service, memory, Direction::Save)?;
-        let mut published = Vec::with_capacity(reserved.len());
-        for (moved, memory) in self.blocks.iter().zip(reserved) {
-            let checksum = checksum(service, memory.extent())?;
-            published.push(Publish { hash: moved.hash, checksum, memory });
-        }
-        Ok(published)
+        let own = self.blocks.iter().zip(reserved).zip(sums);
+        let own =
+            own.map(|((moved, memory), checksum)| Publish { hash: moved.hash, checksum, memory });
+        Reply::Published { outcomes: service.publish(&namespace, own.collect(), pulled) }
     }
 
     /// Loads the blocks: acquire, verify, copy, let go.
@@ -270,57 +202,57 @@ impl Move {
         source: Source,
     ) -> Reply {
         let hashes: Vec<BlockHash> = self.blocks.iter().map(|moved| moved.hash).collect();
-        let outcomes = Arc::clone(&service).acquire(namespace, hashes, source).await;
-        let acquired = Acquired::new(Arc::clone(&service), outcomes);
-        let copied =
-            tokio::task::spawn_blocking(move || self.copy_in(&*service, acquired.outcomes()));
-        match copied.await {
-            Ok(Ok(outcomes)) => Reply::Engine(EngineReply::Loaded { outcomes }),
-            Ok(Err(error)) => not_copied(&error),
-            Err(died) => not_copied(&died),
+        let found = Arc::clone(&service).acquire(namespace, hashes, source).await;
+        let acquired = Acquired::new(Arc::clone(&service), found);
+        if !self.is_wanted() {
+            return refused("the client is gone");
         }
-    }
-
-    /// Copies what is ready and whole into the layout. The caller holds the pins.
-    fn copy_in<S: DoorService>(
-        &self,
-        service: &S,
-        acquired: &[AcquireOutcome],
-    ) -> Result<Vec<LoadOutcome>, CopyError> {
-        let mut copies = Copies::default();
-        let mut outcomes = Vec::with_capacity(acquired.len());
-        for (moved, outcome) in self.blocks.iter().zip(acquired) {
-            outcomes.push(match outcome {
-                AcquireOutcome::Ready(held) => {
-                    let whole = held.extent.len == self.imported.layout.block_bytes()
-                        && checksum(service, held.extent)? == held.checksum;
-                    if whole {
-                        copies.add(&self.imported.layout, moved.block, held.extent);
-                        LoadOutcome::Loaded { origin: held.origin, rank: held.rank }
-                    } else {
-                        tracing::warn!(hash = %moved.hash, "a block is not what its layout takes");
-                        LoadOutcome::Failed
-                    }
+        let block_bytes = self.imported.layout.block_bytes();
+        let fits = |held: &&HeldBlock| held.extent.len == block_bytes;
+        let held = |outcome: &'_ AcquireOutcome| match outcome {
+            AcquireOutcome::Ready(held) => Some(*held),
+            _ => None,
+        };
+        let whole = self.blocks.iter().zip(acquired.outcomes());
+        let whole = whole.filter_map(|(moved, outcome)| Some((moved, held(outcome)?)));
+        let whole: Vec<_> = whole.filter(|(_, held)| fits(&held)).collect();
+        let batch = Batch {
+            pools: pools(&*service),
+            imported: Arc::clone(&self.imported),
+            direction: Direction::Load,
+            event: None,
+            pairs: whole.iter().map(|(moved, held)| (moved.block, held.extent)).collect(),
+            expected: whole.iter().map(|(_, held)| held.checksum).collect(),
+        };
+        let (acquired, sums) = match batch.run(acquired).await {
+            Ok(done) => done,
+            Err(error) => return not_copied(&error),
+        };
+        let mut sums = sums.into_iter();
+        let outcome = |outcome: &AcquireOutcome| match outcome {
+            AcquireOutcome::Ready(held) => {
+                if fits(&held) && sums.next() == Some(held.checksum) {
+                    LoadOutcome::Loaded { origin: held.origin, rank: held.rank }
+                } else {
+                    LoadOutcome::Failed
                 }
-                AcquireOutcome::NotFound => LoadOutcome::NotFound,
-                AcquireOutcome::Busy => LoadOutcome::Busy,
-                AcquireOutcome::Failed => LoadOutcome::Failed,
-            });
-        }
-        if self.is_wanted() {
-            copies.run(service, &self.imported.memory, Direction::Load)?;
-        }
-        Ok(outcomes)
+            }
+            AcquireOutcome::NotFound => LoadOutcome::NotFound,
+            AcquireOutcome::Busy => LoadOutcome::Busy,
+            AcquireOutcome::Failed => LoadOutcome::Failed,
+        };
+        let outcomes = acquired.outcomes().iter().map(outcome).collect();
+        Reply::Engine(EngineReply::Loaded { outcomes })
     }
 }
 
-/// The checksum of what lies in an extent.
-fn checksum<S: DoorService>(service: &S, extent: Extent) -> Result<u64, CopyError> {
-    let Extent { pool, offset, len } = extent;
-    let gone = || CopyError::Device { call: "looking up", error: "no such pool".to_owned() };
-    Ok(service.pool(pool).ok_or_else(gone)?.checksum(offset, len.into())?)
+/// The pools' memory, by their numbers.
+fn pools<S: DoorService>(service: &S) -> Vec<(PoolId, Arc<Mapping>)> {
+    let ids = service.pools().into_iter().map(|pool| pool.id);
+    ids.filter_map(|id| Some((id, service.pool(id)?))).collect()
 }
 
 fn not_copied(error: &dyn std::fmt::Display) -> Reply {
-    refused(&format!("the blocks could not be copied: {error}; look at the node's log and doctor"))
+    tracing::warn!(%error, "an engine's blocks were not copied");
+    refused(&format!("the blocks could not be copied: {error}"))
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 
 use super::stand_in::{Running, eventually, hash, namespace};
 use super::tests::{POOL, Raw};
-use crate::layout::{AllocationId, BlockId, KvSplit, Tensor};
+use crate::layout::{AllocationId, BlockId, KvSplit, Layout, Tensor};
 use crate::limits;
 use crate::memory::Mapping;
 use crate::protocol::door::{
@@ -123,10 +123,10 @@ fn blocks_are_saved_from_their_segments_and_loaded_into_others() {
         other => panic!("{other:?}"),
     };
     assert!(matches!(loaded[..], [LoadOutcome::Loaded { .. }, LoadOutcome::NotFound]));
-    let mut bytes = vec![0; BYTES as usize];
+    let mut bytes = vec![0; usize::try_from(BYTES).unwrap()];
     memory.read(0, &mut bytes).unwrap();
     for (at, byte) in segments.into_iter().zip(b'a'..) {
-        let at = at as usize + 2 * 128;
+        let at = usize::try_from(at).unwrap() + 2 * 128;
         assert_eq!(bytes[at..at + 64], [byte; 64]);
     }
     let written = bytes.iter().filter(|byte| **byte != 0).count();
@@ -135,6 +135,50 @@ fn blocks_are_saved_from_their_segments_and_loaded_into_others() {
     let damaged = EngineReply::Loaded { outcomes: vec![LoadOutcome::Failed] };
     assert_eq!(raw.ask(&load(&[(1, 2)])), Reply::Engine(damaged));
     assert_eq!((running.service.pins(), running.service.occupied()), (0, 1));
+}
+
+#[test]
+fn a_batch_of_many_pieces_keeps_its_order() {
+    const COUNT: u8 = 60;
+    let running = Running::start(POOL);
+    let mut raw = Raw::greeted(&running);
+    let (memory, file) = memory();
+    assert!(matches!(raw.pass(&memfd(BYTES), &file), Reply::Engine(_)));
+    let tensor = Tensor {
+        layers: 2,
+        layer_stride: 32 << 10,
+        kv: KvSplit::Split { stride: 16 << 10 },
+        ..TENSOR
+    };
+    let tensors = vec![tensor];
+    let layout = Layout::new(tensors.clone(), 64, |_| Some(BYTES)).unwrap();
+    let imported = raw.ask(&Request::Engine(EngineRequest::ImportLayout { blocks: 64, tensors }));
+    assert!(matches!(imported, Reply::Engine(EngineReply::LayoutImported { .. })));
+    // Every segment of every block has bytes of its own.
+    let byte = |block: u8, segment: usize| block ^ u8::try_from(segment * 64).unwrap();
+    let all: Vec<(u8, u32)> = (0..COUNT).map(|block| (block, block.into())).collect();
+    for (block, number) in &all {
+        for (at, segment) in layout.segments(BlockId(*number)).enumerate() {
+            memory.write(segment.offset, &[byte(*block, at); 64]).unwrap();
+        }
+    }
+    let stored = vec![PublishOutcome::Stored; COUNT.into()];
+    assert_eq!(raw.ask(&save(&all)), Reply::Published { outcomes: stored });
+    running.service.damage(&namespace(), hash(7));
+    memory.write(0, &vec![0; usize::try_from(BYTES).unwrap()]).unwrap();
+    let back: Vec<(u8, u32)> =
+        (0..COUNT).map(|block| (block, (u32::from(block) * 5 + 3) % 64)).collect();
+    let Reply::Engine(EngineReply::Loaded { outcomes }) = raw.ask(&load(&back)) else { panic!() };
+    for ((block, number), outcome) in back.iter().zip(&outcomes) {
+        let whole = matches!(outcome, LoadOutcome::Loaded { .. });
+        assert_eq!(whole, *block != 7, "{block}: {outcome:?}");
+        for (at, segment) in layout.segments(BlockId(*number)).enumerate() {
+            let mut bytes = [0; 64];
+            memory.read(segment.offset, &mut bytes).unwrap();
+            let want = if whole { byte(*block, at) } else { 0 };
+            assert_eq!(bytes, [want; 64], "block {block}");
+        }
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod engine;
 #[cfg(test)]
 mod engine_tests;
 mod frames;
+mod moving;
 mod owned;
 mod service;
 mod session;

@@ -21,7 +21,7 @@ pub struct PoolHandle<'a> {
 }
 
 /// Reserved memory. Dropping it frees it.
-pub trait Reserved: Send + 'static {
+pub trait Reserved: Send + Sync + 'static {
     /// Where it lies.
     fn extent(&self) -> Extent;
 }

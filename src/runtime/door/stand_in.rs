@@ -15,7 +15,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{Door, DoorService, Page, PoolHandle, Publish, ReserveError, Reserved};
 use crate::limits::EXTENT_ALIGN;
 use crate::memory::{
-    Claims, CopyError, Direction, EngineMemory, ImportError, Mapping, SharedMemory, StridedCopy,
+    Claims, Copier, CopyError, Direction, EngineMemory, ImportError, Mapping, SharedMemory,
+    StridedCopy,
 };
 use crate::protocol::door::stat::{PoolStat, ResidentStat, StatReport};
 use crate::protocol::door::{
@@ -47,12 +48,21 @@ impl EngineMemory for Gated {
         self.0.bytes()
     }
 
-    fn wait_for(&self, event: &EngineEvent) -> Result<(), CopyError> {
+    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
+        Ok(Box::new(GatedCopier(self.0.copier()?, Arc::clone(&self.1))))
+    }
+}
+
+#[derive(Debug)]
+struct GatedCopier<'a>(Box<dyn Copier + 'a>, Arc<Gate>);
+
+impl Copier for GatedCopier<'_> {
+    fn wait_for(&mut self, event: &EngineEvent) -> Result<(), CopyError> {
         self.0.wait_for(event)
     }
 
     fn start(
-        &self,
+        &mut self,
         direction: Direction,
         copies: &[StridedCopy],
         pool: &Arc<Mapping>,
@@ -60,7 +70,7 @@ impl EngineMemory for Gated {
         self.0.start(direction, copies, pool)
     }
 
-    fn finish(&self) -> Result<(), CopyError> {
+    fn finish(&mut self) -> Result<(), CopyError> {
         let shut = self.1.0.lock().unwrap();
         drop(self.1.1.wait_while(shut, |open| !*open).unwrap());
         self.0.finish()

@@ -29,10 +29,9 @@ use std::fmt;
 use arrayvec::ArrayVec;
 
 use super::fault::{self, Fault};
-use super::free::FreeStack;
 use super::word::{TAG_BITS, Word};
 use crate::limits;
-use crate::sync::{Apart, Cell, Groups, Shared};
+use crate::sync::{Apart, Cell, FreeStack, Groups, Shared};
 use crate::types::EvictionRank;
 use sweep::Bounds;
 

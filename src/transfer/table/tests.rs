@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fabric::{RegionId, RemoteSpan};
+use crate::types::Nic;
 
 /// Memory that counts how much of it is owned by somebody.
 #[derive(Debug)]
@@ -54,7 +55,8 @@ fn begin(
 }
 
 fn complete(work: &ReadWork, status: CompletionStatus) -> Completion {
-    Completion { connection: CONNECTION, wr_id: work.wr_id, status }
+    let path = Path::default();
+    Completion { connection: CONNECTION, wr_id: work.wr_id, status, path }
 }
 
 fn until(seconds: u64) -> Timestamp {
@@ -95,7 +97,10 @@ fn a_transfer_ends_when_its_last_read_does() {
             table.handle_completion(&complete(work, CompletionStatus::Success), Timestamp::ZERO)
         );
     }
-    assert_eq!(table.poll_finished(&mut out), Some(Finished { id, connection: CONNECTION }));
+    assert_eq!(
+        table.poll_finished(&mut out),
+        Some(Finished { id, connection: CONNECTION, paths: Path::default().into() })
+    );
     assert!(out.iter().all(|block| block.outcome.is_ok()));
     assert_eq!((out.len(), live.get(), table.running()), (3, 3, 0));
 }
@@ -150,6 +155,30 @@ fn invariant_1_memory_comes_back_with_the_flush_not_with_the_timeout() {
     assert!(table.poll_finished(&mut out).is_some());
     let outcomes: Vec<_> = out.iter().map(|block| block.outcome).collect();
     assert_eq!(outcomes, [Ok(()), Err(Scope::Path)], "a flush that we caused blames the path");
+}
+
+#[test]
+fn a_transfer_says_what_it_went_over_what_it_failed_on_and_what_hung() {
+    let (live, path) = (Rc::default(), |nic| Path { local: Nic(nic), remote: Nic(nic) });
+    let run = |ends: &[(u8, CompletionStatus)], late: bool| {
+        let mut table = Transfers::new(capabilities(8));
+        begin(&mut table, until(1), &live, ends.len() as u64);
+        let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
+        table.poll_post(&mut batch);
+        for (work, (nic, status)) in batch.works.iter().zip(ends) {
+            if late && *status == CompletionStatus::Flushed {
+                table.handle_timeout(Scope::Path, until(1));
+            }
+            let done = Completion { path: path(*nic), ..complete(work, *status) };
+            assert!(table.handle_completion(&done, Timestamp::ZERO));
+        }
+        table.poll_finished(&mut out).unwrap().paths
+    };
+    let (good, gone) = (CompletionStatus::Success, CompletionStatus::Unreachable);
+    let flushed = CompletionStatus::Flushed;
+    assert_eq!(run(&[(0, good), (1, good), (0, good)], false).as_slice(), [path(0), path(1)]);
+    assert_eq!(run(&[(0, good), (1, gone), (0, flushed)], false).as_slice(), [path(1)]);
+    assert_eq!(run(&[(0, good), (1, flushed)], true).as_slice(), [path(1)]);
 }
 
 /// DESIGN §6, invariant 4: a completion of an earlier tenant of a slot credits nothing.

@@ -24,6 +24,12 @@ impl Connection {
             let revoked = |window| FabricEvent::Revoked { connection, window };
             batch.events.extend(windows.take_revoked().map(revoked));
         }
+        let renewed = self.link.as_mut().map_or(Ok(false), |link| link.messages.renew());
+        let renewed = renewed.unwrap_or_else(|error| {
+            tracing::warn!(%error, "a connection ends");
+            self.cut(Broken::UNREACHABLE, around.now);
+            false
+        });
         let mut found = std::mem::take(around.found);
         let queues = self.link.as_ref().map_or(0, |link| link.queues.len());
         let mut any = false;
@@ -32,7 +38,7 @@ impl Connection {
         }
         *around.found = found;
         any |= self.unpark(around, batch);
-        if any
+        if (any || renewed)
             && let Some(link) = &mut self.link
             && let Err(error) = link.messages.advance()
         {
@@ -106,8 +112,11 @@ impl Connection {
                 if status == CompletionStatus::Unreachable {
                     self.avoid_messages_path(around);
                 }
-                self.take_probe(slot, status, batch)
+                self.take_probe(slot, status, around, batch)
             }
+            Some(Work::LaneProbe { lane }) => self.take_trial(lane, good, around, batch),
+            // What ends a lane says so by itself.
+            Some(Work::LaneReceive { .. }) => Ok(()),
             Some(Work::Receive { slot }) if good => {
                 self.take_frame((slot, done.byte_len), around, batch)
             }
@@ -187,8 +196,9 @@ impl Connection {
             around.avoided.add((lane.rail().nic, to), around.now);
         }
         let known = lanes.and_then(|lanes| lanes.get_mut(usize::from(lane))).is_some_and(|lane| {
+            let path = lane.rail().path();
             lane.complete(number, told, |wr_id, status| {
-                let done = Completion { connection, wr_id, status };
+                let done = Completion { connection, wr_id, status, path };
                 batch.events.push(FabricEvent::Completed(done));
             })
         });
@@ -206,21 +216,23 @@ impl Connection {
     fn take_frame(
         &mut self,
         (slot, bytes): (u8, u32),
-        around: &Surroundings<'_>,
+        around: &mut Surroundings<'_>,
         batch: &mut EventBatch,
     ) -> Result<(), Broken> {
         let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
         let start = batch.bytes.len();
         let frame = link.messages.received(slot, bytes, &mut batch.bytes);
         let frame = frame.map_err(|_violation| Broken::VIOLATION)?;
-        link.messages.renew(slot).map_err(|_gone| Broken::UNREACHABLE)?;
         if self.is_broken() {
             batch.bytes.truncate(start);
             return Ok(());
         }
         match (frame, self.stage) {
-            (Frame::Ready, Stage::Ready) => return self.take_ready(batch),
-            (_, Stage::Open) if frame != Frame::Ready => {}
+            (Frame::Ready(working), Stage::Ready) => {
+                return self.take_ready(working, around, batch);
+            }
+            (Frame::Ready(_), _) => return Err(Broken::VIOLATION),
+            (_, Stage::Open) => {}
             _ => return Err(Broken::VIOLATION),
         }
         match frame {
@@ -248,7 +260,7 @@ impl Connection {
                     _ => Ok(()),
                 }
             }
-            Frame::Ready | Frame::Nothing => Ok(()),
+            Frame::Ready(_) | Frame::Nothing => Ok(()),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::hello::HELLO_BYTES;
 use super::keys::PeerKeys;
-use super::lane::Lane;
+use super::lane::{Lane, Posts};
 use super::link::Link;
 use super::nics::Nics;
 use super::parking::Parked;
@@ -21,7 +21,7 @@ use crate::sys::avoided::Avoided;
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::Epoll;
 use crate::sys::ibverbs::ibv_wc;
-use crate::types::Timestamp;
+use crate::types::{self, Timestamp};
 use crate::verbs::VerbsError;
 
 /// Time for what is outstanding to be flushed after a cut; then the queue pairs are destroyed, which
@@ -98,6 +98,8 @@ pub(super) struct Connection {
     pub(super) first: Option<CompletionStatus>,
     pub(super) linger: Timestamp,
     pub(super) suspect: Option<Timestamp>,
+    /// When trials of rails that have not ended count as failed.
+    pub(super) trials_end: Timestamp,
     /// READs that never reached a queue pair, and how they ended.
     pub(super) stillborn: Vec<(WrId, CompletionStatus)>,
 }
@@ -156,6 +158,7 @@ impl Connection {
             first: None,
             linger: deadline,
             suspect: None,
+            trials_end: deadline,
             stillborn: Vec::new(),
         }
     }
@@ -182,6 +185,11 @@ impl Connection {
 
     pub(super) fn lanes(&self) -> &[Lane] {
         self.link.as_ref().map_or(&[], |link| &link.lanes)
+    }
+
+    /// What its lanes have posted so far.
+    pub(super) fn posts(&self) -> Posts {
+        self.lanes().iter().map(Lane::posts).sum()
     }
 
     pub(super) fn outstanding(&self) -> usize {
@@ -239,9 +247,12 @@ impl Connection {
         })
     }
 
-    /// A queue pair went to ERR by itself: where that is the peer's doing, it is about to close.
+    /// A queue pair went to ERR by itself: where that is the peer's doing, it is about to close. Before
+    /// the connection is open it may be a rail's that is tried in vain.
     pub(super) fn suspect(&mut self, now: Timestamp) {
-        self.suspect.get_or_insert(now + SUSPICION);
+        if self.stage == Stage::Open {
+            self.suspect.get_or_insert(now + SUSPICION);
+        }
     }
 
     /// Checks the deadlines of a connection that is not broken.
@@ -303,9 +314,10 @@ impl Connection {
         let (connection, first) = (self.id, &mut self.first);
         let lanes = self.link.as_mut().map(|link| &mut link.lanes);
         let Some(lane) = lanes.and_then(|lanes| lanes.get_mut(lane)) else { return };
+        let path = lane.rail().path();
         lane.abandon(|wr_id| {
             let status = first.take().unwrap_or(CompletionStatus::Flushed);
-            let done = Completion { connection, wr_id, status };
+            let done = Completion { connection, wr_id, status, path };
             batch.events.push(FabricEvent::Completed(done));
         });
     }
@@ -338,7 +350,7 @@ impl Connection {
         let cut_short =
             parked.map(|wr_id| (wr_id, first.take().unwrap_or(CompletionStatus::Flushed)));
         for (wr_id, status) in self.stillborn.into_iter().chain(cut_short) {
-            let done = Completion { connection, wr_id, status };
+            let done = Completion { connection, wr_id, status, path: types::Path::default() };
             batch.events.push(FabricEvent::Completed(done));
         }
         if self.announced {

@@ -28,6 +28,8 @@ pub(super) struct Device {
     /// Where messages and the pattern are: what a peer reaches before it is admitted.
     pub(super) foyer: Arc<ProtectionDomain>,
     pub(super) probe: MemoryRegion,
+    /// The pattern as lanes send it, and where they receive the peer's.
+    pub(super) lane_probe: MemoryRegion,
     pub(super) channel: Arc<CompletionChannel>,
     pub(super) port: Port,
     pub(super) choice: GidChoice,
@@ -99,6 +101,7 @@ impl Device {
         let domain = ProtectionDomain::new(&context)?;
         let foyer = ProtectionDomain::new(&context)?;
         let probe = probe::register(&foyer)?;
+        let lane_probe = probe::register_for_lanes(&domain)?;
         let channel = CompletionChannel::new(&context)?;
         let wish = config.pairs.iter().find(|pair| pair.ours == name);
         Ok(Self {
@@ -106,6 +109,7 @@ impl Device {
             domain,
             foyer,
             probe,
+            lane_probe,
             channel,
             port,
             choice,
@@ -156,15 +160,18 @@ impl Device {
         self.reads.saturating_add(1).saturating_add(binds(self.windows))
     }
 
-    /// Completions that a connection can have outstanding on this device: READs or their parts, one
-    /// marker per lane, all its messages, and what its windows need. Its completion queue is that
+    /// Completions that a connection can have outstanding on this device: READs or their parts, what
+    /// else each lane has, all its messages, and what its windows need. Its completion queue is that
     /// deep, and no queue is shared.
     pub(super) fn completions(&self, lanes: usize) -> u32 {
-        let lanes = u32::try_from(lanes).unwrap_or(u32::MAX);
+        let lanes = u32::try_from(lanes).unwrap_or(u32::MAX).saturating_mul(LANE_OTHERS);
         let messages = u32::from(RECEIVES + SENDS);
         [lanes, messages, binds(self.windows)].into_iter().fold(self.reads, u32::saturating_add)
     }
 }
+
+/// What a lane can have outstanding beside READs: a marker, the pattern, and the peer's.
+const LANE_OTHERS: u32 = 3;
 
 /// Requests that so many windows can have outstanding: a bind and the invalidation of each.
 fn binds(windows: u16) -> u32 {
@@ -177,11 +184,11 @@ fn index(gid: &Gid) -> Option<u8> {
 }
 
 /// READs that one connection may have outstanding on a device, beside so many requests of windows. All
-/// may be on one lane, with a marker behind them, and each lane has a marker: the completion queue must
-/// hold all that at once, and the messages.
+/// may be on one lane, with a marker behind them, and each lane has its other requests: the completion
+/// queue must hold all that at once, and the messages.
 fn reads(limits: &DeviceLimits, binds: u32) -> u32 {
-    let markers = u32::try_from(STREAMS_MAX).unwrap_or(u32::MAX);
-    let others = u32::from(RECEIVES + SENDS) + markers + binds;
+    let lanes = u32::try_from(STREAMS_MAX).unwrap_or(u32::MAX).saturating_mul(LANE_OTHERS);
+    let others = u32::from(RECEIVES + SENDS).saturating_add(lanes).saturating_add(binds);
     let by_completions = limits.completions.saturating_sub(others);
     let by_queue = limits.work_requests.saturating_sub(1 + binds);
     READS_MAX.min(by_completions).min(by_queue)

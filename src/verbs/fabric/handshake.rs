@@ -7,14 +7,17 @@
 //!                    <-- TCP --     Hello
 //! its queue pairs are up
 //! reads the pattern  <- READ ->
+//! tries its rails    -- SEND -->
 //! READY              -- SEND -->
 //!                    <- READ ->     reads the pattern
+//!                    <-- SEND --    tries its rails
 //! Connected          <-- SEND --    READY, Accepted
 //! ```
 //!
-//! Data flows from each end to the other one before either calls the connection open, over the path of
-//! its messages, so a GID or an MTU that does not work there is found here, and is said with both. The
-//! socket stays open: its end is how a peer's death is noticed before any retry counter runs out.
+//! Data flows from each end to the other one before either calls the connection open, over each pair of
+//! NICs that it uses, so a GID or an MTU that does not work is found here, and is said with both. A pair
+//! that fails is left out ([`super::rails`]), unless messages travel over it: then the connection ends,
+//! and the next one goes over another NIC where there is one. The socket stays open: its end is how a peer's death is noticed before any retry counter runs out.
 
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -23,7 +26,7 @@ use super::hello::{Card, HELLO_BYTES, Hello, Seat};
 use super::link::Link;
 use super::pairing::pair;
 use super::table::Token;
-use crate::fabric::{CompletionStatus, EventBatch, FabricEvent};
+use crate::fabric::{CompletionStatus, EventBatch, FabricEvent, Rail};
 use crate::limits::PING_INTERVAL;
 use crate::sys::connections::{Breakable, Broken};
 use crate::sys::epoll::{Epoll, Interest, Ready};
@@ -98,7 +101,7 @@ impl Connection {
         Token::Connection(self.id)
     }
 
-    fn exhausted(&self, error: &VerbsError) -> Broken {
+    pub(super) fn exhausted(&self, error: &VerbsError) -> Broken {
         tracing::warn!(%error, "a connection cannot be made");
         Broken::EXHAUSTED
     }
@@ -154,10 +157,9 @@ impl Connection {
         if !link.settle(peer) {
             return Err(Broken::VIOLATION);
         }
-        let up = link.connect(around.nics, peer).and_then(|()| link.start_probe());
-        up.map_err(|error| self.exhausted(&error))?;
+        let up = link.connect(around.nics, peer);
+        up.and_then(|()| self.start_probes(around)).map_err(|error| self.exhausted(&error))?;
         self.met(peer, around);
-        self.stage = Stage::Probe;
         Ok(())
     }
 
@@ -179,7 +181,9 @@ impl Connection {
         if let Some(link) = &self.link
             && (self.peer_nics > 1 || around.nics.devices.len() > 1)
         {
-            let pairs = link.describe(around.nics, peer.cards());
+            let pair = |rail: Rail| format!("{} = {} ({})", rail.local, rail.remote, rail.reason);
+            let pairs: Vec<String> = link.told(around.nics).into_iter().map(pair).collect();
+            let pairs = pairs.join(", ");
             tracing::info!(peer = ?self.address, lanes = link.lanes.len(), pairs, "NICs paired");
         }
     }
@@ -189,6 +193,7 @@ impl Connection {
         &mut self,
         slot: u8,
         status: CompletionStatus,
+        around: &mut Surroundings<'_>,
         batch: &mut EventBatch,
     ) -> Result<(), Broken> {
         let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
@@ -199,25 +204,23 @@ impl Connection {
         if !arrived {
             return Err(Broken::UNREACHABLE);
         }
-        link.messages.ready().map_err(|error| self.exhausted(&error))?;
-        if self.announced {
-            self.stage = Stage::Ready;
-        } else {
-            self.open(batch);
-        }
-        Ok(())
+        link.is_proven = true;
+        self.end_probes(around, batch)
     }
 
-    /// The peer has read our pattern.
-    pub(super) fn take_ready(&mut self, batch: &mut EventBatch) -> Result<(), Broken> {
+    /// The peer has read our pattern, and says which lanes work.
+    pub(super) fn take_ready(
+        &mut self,
+        working: u32,
+        around: &mut Surroundings<'_>,
+        batch: &mut EventBatch,
+    ) -> Result<(), Broken> {
+        self.keep_lanes(working, around)?;
         if self.announced {
             self.open(batch);
             return Ok(());
         }
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
-        link.start_probe().map_err(|error| self.exhausted(&error))?;
-        self.stage = Stage::Probe;
-        Ok(())
+        self.start_probes(around).map_err(|error| self.exhausted(&error))
     }
 
     /// The connection is up.

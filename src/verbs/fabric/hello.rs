@@ -21,7 +21,7 @@ compile_error!("the verbs fabric sends its hello as it lies in memory: little-en
 const MAGIC: [u8; 8] = *b"kvrailRC";
 
 /// Version of the hello and of the frames on the message queue pair. Both ends have the same one.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// The message queue pair, and the data queue pairs after it.
 pub(super) const PAIRS_MAX: usize = 1 + STREAMS_MAX;
@@ -296,7 +296,7 @@ mod tests {
     fn fields_out_of_range_are_refused() {
         let spoil: [fn(&mut Hello); 16] = [
             |hello| hello.magic[7] = b'D',
-            |hello| hello.version = 2,
+            |hello| hello.version = 3,
             |hello| hello.lanes = 0,
             |hello| hello.lanes = 17,
             |hello| hello.lanes = u32::MAX,

@@ -67,11 +67,6 @@ impl PeerRegion {
         (end <= self.len).then_some(offset)
     }
 
-    /// No byte of it.
-    pub(super) fn nothing(&self, nic: u8) -> RemoteSpan {
-        RemoteSpan { rkey: self.key(nic, 0), address: self.address, len: 0 }
-    }
-
     /// The key of a chunk on a NIC of the peer.
     pub(super) fn key(&self, nic: u8, chunk: usize) -> u32 {
         self.keys.get(usize::from(nic) * self.chunks + chunk).copied().unwrap_or(0)

@@ -10,10 +10,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::iter::Sum;
 
+use super::device::Device;
+use super::probe::PROBE_BYTES;
 use super::wr_id::{Work, truncate};
-use crate::fabric::{CompletionStatus, RemoteSpan, WrId};
-use crate::verbs::{QueuePair, Segment, SendList};
+use crate::fabric::{CompletionStatus, FabricError, RemoteSpan, WrId};
+use crate::types::{Nic, Path};
+use crate::verbs::{QueuePair, Segment, SendList, VerbsError};
 
 /// Every so many READs of a list report their success, so that blocks at the start of a long list do
 /// not wait for its end.
@@ -59,6 +63,31 @@ pub(super) struct Rail {
     pub(super) longest: u32,
 }
 
+impl Rail {
+    /// The path that it is, for those who judge paths.
+    pub(super) const fn path(self) -> Path {
+        Path { local: Nic(self.nic), remote: Nic(self.peer) }
+    }
+}
+
+/// What queue pairs were given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Posts {
+    /// Work requests: READs, and parts of those that one work request cannot carry.
+    pub works: u64,
+    /// Lists of them, each posted by one call.
+    pub doorbells: u64,
+}
+
+impl Sum for Posts {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            works: sum.works + one.works,
+            doorbells: sum.doorbells + one.doorbells,
+        })
+    }
+}
+
 /// One data queue pair.
 #[derive(Debug)]
 pub(super) struct Lane {
@@ -71,6 +100,7 @@ pub(super) struct Lane {
     posted: VecDeque<Posted>,
     /// The number of the next work request.
     next: u64,
+    doorbells: u64,
     /// READs whose end was not told yet.
     reads: usize,
     bytes: u64,
@@ -89,6 +119,7 @@ impl Lane {
             pair: Some(pair),
             posted: VecDeque::with_capacity(depth),
             next: 0,
+            doorbells: 0,
             reads: 0,
             bytes: 0,
             list: SendList::default(),
@@ -102,6 +133,33 @@ impl Lane {
 
     pub(super) fn rail(&self) -> Rail {
         self.rail
+    }
+
+    /// Lanes before it are gone. Nothing of its own is outstanding by its old number.
+    pub(super) fn renumber(&mut self, index: u8) {
+        self.index = index;
+    }
+
+    /// Waits for the peer's pattern.
+    pub(super) fn await_probe(&self, device: &Device) -> Result<(), VerbsError> {
+        let Some(pair) = &self.pair else { return Ok(()) };
+        let id = Work::LaneReceive { lane: self.index }.encode();
+        pair.post_receive(id, segment(device, PROBE_BYTES))
+    }
+
+    /// Sends the pattern.
+    pub(super) fn send_probe(&mut self, device: &Device) -> Result<(), VerbsError> {
+        let Some(pair) = &self.pair else { return Ok(()) };
+        self.list.clear();
+        let id = Work::LaneProbe { lane: self.index }.encode();
+        self.list.send(id, std::iter::once(segment(device, 0)), false);
+        let posted = pair.post_send(&mut self.list);
+        self.list.clear();
+        posted.map_err(|part| {
+            let call = "ibv_post_send of a lane's probe".to_owned();
+            let remedy = "the device may be going away";
+            FabricError::Os { call, source: part.source, remedy }.into()
+        })
     }
 
     /// Both ends agree where it runs.
@@ -124,6 +182,11 @@ impl Lane {
         self.reads
     }
 
+    /// Whether all that is outstanding is a READ of no bytes.
+    pub(super) fn reads_nothing(&self) -> bool {
+        self.bytes == 0 && !self.posted.is_empty()
+    }
+
     /// Bytes that outstanding READs read.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
@@ -132,6 +195,11 @@ impl Lane {
     /// The number that the next work request will get.
     pub(super) fn next(&self) -> u64 {
         self.next
+    }
+
+    /// What it has posted so far.
+    pub(super) fn posts(&self) -> Posts {
+        Posts { works: self.next, doorbells: self.doorbells }
     }
 
     /// The number of the oldest work request outstanding, or of the next one.
@@ -159,6 +227,7 @@ impl Lane {
         }
         self.list.signal_last();
         self.signaled = true;
+        self.doorbells += 1;
         let total = self.list.len();
         let outcome = match &self.pair {
             Some(pair) => pair.post_send(&mut self.list).map_err(|part| (part.posted, part.source)),
@@ -259,6 +328,15 @@ impl Lane {
     }
 }
 
+/// The part of a NIC's memory for probes of lanes that begins at `offset`.
+fn segment(device: &Device, offset: usize) -> Segment {
+    Segment {
+        addr: device.lane_probe.address() + offset as u64,
+        length: u32::try_from(PROBE_BYTES).unwrap_or(0),
+        lkey: device.lane_probe.lkey(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,6 +350,7 @@ mod tests {
             pair: None,
             posted: VecDeque::new(),
             next: 0,
+            doorbells: 0,
             reads: 0,
             bytes: 0,
             list: SendList::default(),

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use super::device::Device;
 use super::hello::{Card, Hello, Seat, random_psn};
 use super::lane::{Lane, Rail};
-use super::messages::{Messages, RECEIVES, SENDS};
+use super::messages::{INLINE_BYTES, Messages, RECEIVES, SENDS};
 use super::nics::Nics;
+use super::pairing::Reason;
 use super::probe::{PROBE_BYTES, PathEnds};
+use super::rails::RailState;
 use super::windows::Windows;
 use crate::fabric::RemoteSpan;
 use crate::verbs::{
@@ -38,9 +40,13 @@ pub(super) struct Link {
     pub(super) lanes: Vec<Lane>,
     pub(super) queues: Vec<Queue>,
     /// Sequence numbers of the message queue pair, then of the lanes.
-    psns: Vec<u32>,
+    pub(super) psns: Vec<u32>,
     /// Where those queue pairs are.
-    seats: Vec<Seat>,
+    pub(super) seats: Vec<Seat>,
+    /// The pairs of NICs that lanes go over, once the peer's hello is known.
+    pub(super) rails: Vec<RailState>,
+    /// Whether the peer's pattern has arrived over the path of messages.
+    pub(super) is_proven: bool,
     /// The peer's pattern, and the path to it, once its hello is known.
     probe: Option<(RemoteSpan, PathEnds)>,
 }
@@ -72,7 +78,7 @@ impl Link {
         let (first, lane_seats) = seats.split_first().ok_or_else(|| no_such_nic(0))?;
         let (messages, device) = pair(first.nic, |device| {
             let (sends, receives) = (SENDS.into(), RECEIVES.into());
-            (&device.foyer, QueueSizes { sends, receives, segments: 1 })
+            (&device.foyer, QueueSizes { sends, receives, segments: 1, inline: INLINE_BYTES })
         })?;
         let messages = Messages::new(&device.foyer, messages)?;
         messages.post_receives()?;
@@ -80,7 +86,7 @@ impl Link {
         for (index, seat) in (0..).zip(lane_seats) {
             let (made, device) = pair(seat.nic, |device| {
                 let (sends, segments) = (device.lane_requests(), device.segments);
-                (&device.domain, QueueSizes { sends, receives: 0, segments })
+                (&device.domain, QueueSizes { sends, receives: 1, segments, inline: 0 })
             })?;
             lanes.push(Lane::new(index, made, device.reads as usize));
         }
@@ -93,6 +99,8 @@ impl Link {
             queues,
             psns,
             seats,
+            rails: Vec::new(),
+            is_proven: false,
             probe: None,
         })
     }
@@ -102,6 +110,13 @@ impl Link {
         let pairs = messages.chain(self.lanes.iter().map(Lane::pair));
         let numbered = pairs.zip(&self.psns).zip(&self.seats);
         numbered.filter_map(|((pair, psn), seat)| Some((pair?, *psn, *seat)))
+    }
+
+    /// Whether something speaks for each pair of NICs that READs go over: a rail, or the operator's word.
+    pub(super) fn keeps_to_rails(&self) -> bool {
+        let mut reasons = self.seats.iter().skip(1).map(|seat| seat.reason);
+        !self.lanes.is_empty()
+            && reasons.all(|reason| reason.is_some_and(|reason| reason != Reason::Balance))
     }
 
     /// What the peer must know.
@@ -161,9 +176,14 @@ impl Link {
         let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
         let len = u32::try_from(PROBE_BYTES).unwrap_or(0);
         let span = RemoteSpan { rkey: card.probe_rkey, address: card.probe_address, len };
-        let mtu = path(device, card, self.mtu(seat.nic)).mtu;
+        let mtu = self.path_mtu(device, card, seat.nic);
         self.probe = Some((span, PathEnds::new(device, card, mtu)));
-        Ok(())
+        self.lay_rails(nics, peer)
+    }
+
+    /// The MTU between a NIC of ours and one of the peer's, as `IBV_MTU_*`.
+    pub(super) fn path_mtu(&self, device: &Device, card: &Card, nic: u8) -> i32 {
+        path(device, card, self.mtu(nic)).mtu
     }
 
     fn mtu(&self, nic: u8) -> i32 {
@@ -193,21 +213,6 @@ impl Link {
     /// The NIC that messages travel over.
     pub(super) fn messages_nic(&self) -> u8 {
         self.seats.first().map_or(0, |seat| seat.nic)
-    }
-
-    /// Which NIC talks to which NIC of the peer, and why, for the log.
-    pub(super) fn describe(&self, nics: &Nics, peer: &[Card]) -> String {
-        let mut told = Vec::new();
-        for seat in &self.seats {
-            let ours = nics.get(seat.nic).map_or("?", Device::name);
-            let theirs = peer.get(usize::from(seat.peer)).map_or("?", Card::name);
-            let why = seat.reason.map_or_else(String::new, |reason| format!(" ({reason})"));
-            let text = format!("{ours} = {theirs}{why}");
-            if !told.contains(&text) {
-                told.push(text);
-            }
-        }
-        told.join(", ")
     }
 
     /// Lets the peer READ.

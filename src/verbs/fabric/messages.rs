@@ -26,6 +26,10 @@ pub(super) const RECEIVES: u8 = 8;
 /// Messages on their way at once; more wait in the queue.
 pub(super) const SENDS: u8 = 4;
 
+/// Bytes of a frame that shall travel inside its request: all messages about up to three blocks do. Devices
+/// of the last ten years take as much.
+pub(super) const INLINE_BYTES: u32 = 256;
+
 /// Credits that are returned by a frame of their own when no message carries them.
 const RETURN_AT: u32 = RECEIVES as u32 / 2;
 
@@ -38,7 +42,7 @@ const WAITING_BYTES: usize = 64;
 /// Length of a slot: the longest frame in whole cache lines.
 const SLOT_BYTES: usize = (HEADER_BYTES + MESSAGE_BYTES_MAX).next_multiple_of(64);
 
-/// [`Header::kind`]: its sender has read the pattern.
+/// [`Header::kind`]: its sender has read the pattern. Four bytes, the lanes that work, as bits.
 pub(super) const READY: u16 = 1;
 /// [`Header::kind`]: a message.
 pub(super) const MESSAGE: u16 = 2;
@@ -68,8 +72,8 @@ pub(super) struct Violation;
 /// A frame that arrived, without credits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// [`READY`].
-    Ready,
+    /// [`READY`], with the lanes that work.
+    Ready(u32),
     /// A message; its bytes were appended, and so many there are.
     Message(usize),
     /// [`ASK`], with the key.
@@ -95,6 +99,8 @@ pub(super) struct Messages {
     /// Binds that must complete before the next message leaves.
     held: u32,
     free: ArrayVec<u8, { SENDS as usize }>,
+    /// Slots whose frames were taken and whose receives are not posted again yet.
+    taken: ArrayVec<u8, { RECEIVES as usize }>,
     /// Messages that wait for credits or slots. Allocates only for a peer that is behind.
     waiting: VecDeque<(u16, Vec<u8>)>,
     waiting_bytes: usize,
@@ -113,6 +119,7 @@ impl Messages {
             owed: 0,
             held: 0,
             free: (0..SENDS).collect(),
+            taken: ArrayVec::new(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             list: SendList::default(),
@@ -192,9 +199,9 @@ impl Messages {
         found.is_some_and(|found| found.is_ok()) && is_pattern(&bytes)
     }
 
-    /// Says that this end can send.
-    pub(super) fn ready(&mut self) -> Result<(), VerbsError> {
-        self.transmit(READY, &[])
+    /// Says that this end can send, and which lanes work.
+    pub(super) fn ready(&mut self, working: u32) -> Result<(), VerbsError> {
+        self.transmit(READY, &working.to_le_bytes())
     }
 
     fn can_send(&self) -> bool {
@@ -233,7 +240,8 @@ impl Messages {
         self.credits -= 1;
         let segment = self.segment(place, HEADER_BYTES + message.len());
         self.list.clear();
-        self.list.send(Work::Send { slot }.encode(), std::iter::once(segment));
+        let inline = segment.length <= pair.inline();
+        self.list.send(Work::Send { slot }.encode(), std::iter::once(segment), inline);
         post(pair, &mut self.list, "ibv_post_send of a message")
     }
 
@@ -273,23 +281,30 @@ impl Messages {
                     _ => Frame::Message(len),
                 }
             }
-            ASK if len == 4 => {
-                let mut key = [0; 4];
+            kind @ (ASK | READY) if len == 4 => {
+                let mut word = [0; 4];
                 let from = at + HEADER_BYTES as u64;
-                memory.read(from, &mut key).map_err(|_outside| Violation)?;
-                Frame::Ask(u32::from_le_bytes(key))
+                memory.read(from, &mut word).map_err(|_outside| Violation)?;
+                let word = u32::from_le_bytes(word);
+                if kind == ASK { Frame::Ask(word) } else { Frame::Ready(word) }
             }
-            READY if len == 0 => Frame::Ready,
             CREDITS if len == 0 => Frame::Nothing,
             _ => return Err(Violation),
         };
-        self.owed += 1;
+        self.taken.try_push(slot).map_err(|_more_than_posted| Violation)?;
         Ok(frame)
     }
 
-    /// Posts the slot's receive again, after its frame was taken.
-    pub(super) fn renew(&self, slot: u8) -> Result<(), VerbsError> {
-        self.post_receive(slot)
+    /// Posts the receives again whose frames were taken; answers whether there were any. Called before
+    /// completions are taken and not after each: so an answer leaves before its question's receive is
+    /// posted again, and the peer gets that credit with the next frame.
+    pub(super) fn renew(&mut self) -> Result<bool, VerbsError> {
+        let any = !self.taken.is_empty();
+        while let Some(slot) = self.taken.pop() {
+            self.post_receive(slot)?;
+            self.owed += 1;
+        }
+        Ok(any)
     }
 
     /// Sends what waits, as far as credits and slots go, and returns credits where many are owed.

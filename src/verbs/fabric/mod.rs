@@ -6,7 +6,7 @@
 //!   can have outstanding there: none can overflow, and a peer's end takes its queues with it.
 //! - Messages have a queue pair of their own, on which peers may read nothing but a fixed pattern, the
 //!   proof that the path works; READs go over the lanes, which are spread over the NICs. Until
-//!   [`Fabric::admit`] the lanes refuse the peer's READs.
+//!   [`Fabric::admit`] the lanes refuse the peer's READs. Pairs of NICs that carry no data are left out.
 //! - [`Fabric::close`] moves lanes to ERR, and destroys those on which nothing of ours is outstanding,
 //!   which on every device waits until the last response has left.
 //! - A poll that finds nothing spins for a while, since the next completion is usually close, then
@@ -37,6 +37,7 @@ mod parking;
 mod polling;
 mod posting;
 mod probe;
+mod rails;
 mod regions;
 mod service;
 mod table;
@@ -51,16 +52,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use self::config::{NicPair, PollMode, VerbsConfig};
+pub use self::lane::Posts;
 
 use self::connection::{Connection, PATHS_MAX, Path, Surroundings};
 use self::device::Device;
+use self::link::Link;
 use self::nics::Nics;
 use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
 use super::gid::GidChoice;
 use crate::fabric::{
-    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, Rail, ReadBatch, Region,
     RegionId, RemoteSpan, Wake, WindowId, check_message,
 };
 use crate::limits::{RETRIES_MAX, STREAMS_MAX};
@@ -73,7 +76,7 @@ use crate::sys::eventfd::EventFd;
 use crate::sys::ibverbs::ibv_wc;
 use crate::sys::socket;
 use crate::sys::watch::Watch;
-use crate::types::Timestamp;
+use crate::types::{Reach, Timestamp};
 
 /// Descriptors that one wait reports.
 const READY_MAX: usize = 64;
@@ -118,6 +121,8 @@ pub struct VerbsFabric {
     watching: Option<Timestamp>,
     /// Whether it was readable.
     watched: bool,
+    /// Looks at the queues before a poll that spins gives the processor away; see [`polling`].
+    turns: u32,
 }
 
 impl fmt::Debug for VerbsFabric {
@@ -195,6 +200,7 @@ impl VerbsFabric {
             lost: false,
             watching: None,
             watched: false,
+            turns: 1,
         })
     }
 
@@ -221,6 +227,12 @@ impl VerbsFabric {
     #[must_use]
     pub fn reads_issued(&self) -> u8 {
         self.nics.devices.iter().map(|device| device.limits.reads_issued).min().unwrap_or(0)
+    }
+
+    /// What the connections that are open have posted so far.
+    #[must_use]
+    pub fn posts(&self) -> Posts {
+        self.table.iter().map(Connection::posts).sum()
     }
 
     /// Completions that matched no READ outstanding and were dropped.
@@ -251,8 +263,8 @@ impl VerbsFabric {
         }
     }
 
-    /// Takes completions of all connections, and ends those that are over. Answers whether there was
-    /// anything.
+    /// Takes completions of all connections, and ends those that are over. Answers whether there is
+    /// anything for the caller: that a message has left is nothing to come back for.
     fn drain(&mut self, now: Timestamp, batch: &mut EventBatch) -> bool {
         let before = batch.events.len();
         let mut around = Surroundings {
@@ -276,11 +288,12 @@ impl VerbsFabric {
                 connection.bury(batch);
             }
         }
-        if any || batch.events.len() > before {
+        let told = batch.events.len() > before;
+        if any || told {
             self.regions.sweep(&mut self.table);
             self.active = true;
         }
-        any || batch.events.len() > before
+        told
     }
 }
 
@@ -296,6 +309,16 @@ impl Fabric for VerbsFabric {
             read_bytes: self.nics.read_bytes,
             windows: self.nics.windows,
         }
+    }
+
+    fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
+        let link = self.table.peek(connection).and_then(|open| open.link.as_ref());
+        link.map_or_else(Vec::new, |link| link.told(&self.nics))
+    }
+
+    fn reach(&self, connection: ConnectionId) -> Reach {
+        let link = self.table.peek(connection).and_then(|connection| connection.link.as_ref());
+        if link.is_some_and(Link::keeps_to_rails) { Reach::SameRail } else { Reach::Far }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {

@@ -3,6 +3,10 @@
 //!
 //! A READ goes to one lane, whole: a reliable connection answers in order, so a READ ends with its last
 //! part. It is cut where a registration ends, at either end, and at what the ports carry.
+//!
+//! A READ of no bytes is alone on its lane. It touches no memory, and SoftRoCE seems to forget for it which
+//! memory the READs before it are answered from: where one of their answers is lost, it refuses to
+//! repeat it (`read_reply` of the kernel's `rxe_resp.c` looks at the length of the latest request).
 
 use arrayvec::ArrayVec;
 
@@ -19,6 +23,7 @@ use crate::fabric::{
 };
 use crate::limits::{NICS_MAX, READ_SEGMENTS_MAX};
 use crate::sys::connections::{Breakable, Broken};
+use crate::types::Path;
 use crate::verbs::Segment;
 
 /// READs and bytes after which a list goes on to another lane: fewer do not pay for a second
@@ -105,7 +110,7 @@ impl Connection {
                 Placed::Refused(status) => {
                     self.parked.pop();
                     let (connection, wr_id) = (self.id, work.wr_id);
-                    let done = Completion { connection, wr_id, status };
+                    let done = Completion { connection, wr_id, status, path: Path::default() };
                     batch.events.push(FabricEvent::Completed(done));
                     outcome = Err(Broken::READ_FAILED);
                     break;
@@ -168,6 +173,7 @@ fn place(
 ) -> Placed {
     let goes_on = |run: &Run| run.reads < RUN_READS && run.bytes < RUN_BYTES && run.room > 0;
     let begun = match link.by_window {
+        _ if work.remote.len == 0 => begin_alone(link),
         true => begin_on(link, lane_of(work.remote.rkey, link.lanes.len())),
         false => run.filter(goes_on).or_else(|| begin(link)),
     };
@@ -175,36 +181,33 @@ fn place(
     let by_window = link.by_window;
     let Some(lane) = link.lanes.get_mut(at.lane) else { return Placed::NoRoom };
     let wr_id = work.wr_id;
-    let parts = if work.remote.len == 0 {
-        // No byte moves, so the key is nobody's business; but SoftRoCE looks it up when it repeats an
-        // answer, and a valid one is there mostly.
-        let nothing = RemoteSpan { rkey: 0, address: 0, len: 0 };
-        let region = keys.find(work.remote.rkey);
-        let remote = region.map_or(nothing, |region| region.nothing(lane.rail().peer));
+    if work.remote.len == 0 {
+        // No byte moves, so the key is nobody's business.
+        let remote = RemoteSpan { rkey: 0, address: 0, len: 0 };
         lane.add(&Part { wr_id, remote, last: true }, std::iter::empty());
-        1
+        *run = None;
+        return Placed::Listed;
+    }
+    let (keys, offset) = if by_window {
+        // A window is one registration, whose key is the device's own.
+        (Keys::Window(work.remote.rkey), 0)
     } else {
-        let (keys, offset) = if by_window {
-            // A window is one registration, whose key is the device's own.
-            (Keys::Window(work.remote.rkey), 0)
-        } else {
-            let Some(region) = keys.find(work.remote.rkey) else { return Placed::NoKey };
-            let Some(offset) = region.offset(&work.remote) else {
-                return Placed::Refused(CompletionStatus::RemoteAccess);
-            };
-            (Keys::Region(region), offset)
+        let Some(region) = keys.find(work.remote.rkey) else { return Placed::NoKey };
+        let Some(offset) = region.offset(&work.remote) else {
+            return Placed::Refused(CompletionStatus::RemoteAccess);
         };
-        let cut = Cut { work, keys, offset, rail: lane.rail(), regions: around.regions };
-        match cut.whole(spans) {
-            Some((remote, segments)) => {
-                lane.add(&Part { wr_id, remote, last: true }, segments.into_iter());
-                1
-            }
-            None => match add_parts(lane, &cut, spans, (around.nics.segments as usize, at.room)) {
-                Ok(parts) => parts,
-                Err(refused) => return refused,
-            },
+        (Keys::Region(region), offset)
+    };
+    let cut = Cut { work, keys, offset, rail: lane.rail(), regions: around.regions };
+    let parts = match cut.whole(spans) {
+        Some((remote, segments)) => {
+            lane.add(&Part { wr_id, remote, last: true }, segments.into_iter());
+            1
         }
+        None => match add_parts(lane, &cut, spans, (around.nics.segments as usize, at.room)) {
+            Ok(parts) => parts,
+            Err(refused) => return refused,
+        },
     };
     at.reads += 1;
     at.bytes += u64::from(work.remote.len);
@@ -238,7 +241,7 @@ fn begin(link: &Link) -> Option<Run> {
     let used = used(link);
     let open = link.lanes.iter().enumerate();
     let open = open.map(|(index, lane)| (index, lane, room(link, lane, &used)));
-    let open = open.filter(|(_, _, room)| *room > 0);
+    let open = open.filter(|(_, lane, room)| *room > 0 && !lane.reads_nothing());
     let (lane, _, room) = open.min_by_key(|(_, lane, _)| (lane.bytes(), lane.outstanding()))?;
     Some(Run { lane, reads: 0, bytes: 0, room })
 }
@@ -247,8 +250,15 @@ fn begin(link: &Link) -> Option<Run> {
 /// for the device to refuse, on any lane.
 fn begin_on(link: &Link, index: usize) -> Option<Run> {
     let index = if index < link.lanes.len() { index } else { 0 };
-    let room = room(link, link.lanes.get(index)?, &used(link));
+    let lane = link.lanes.get(index).filter(|lane| !lane.reads_nothing())?;
+    let room = room(link, lane, &used(link));
     (room > 0).then_some(Run { lane: index, reads: 0, bytes: 0, room })
+}
+
+/// A lane on which nothing is outstanding.
+fn begin_alone(link: &Link) -> Option<Run> {
+    let lane = link.lanes.iter().position(|lane| lane.outstanding() == 0)?;
+    Some(Run { lane, reads: 0, bytes: 0, room: 1 })
 }
 
 /// Work requests outstanding on each NIC.

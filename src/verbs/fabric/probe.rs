@@ -1,9 +1,13 @@
-//! The proof that a path carries READs: before a connection is used, each end reads a known pattern
-//! out of the other one's memory, through the GIDs and at the MTU that were chosen.
+//! The proof that paths carry data: before a connection is used, each end reads a known pattern out of
+//! the other one's memory, through the GIDs and at the MTU that were chosen.
 //!
 //! The pattern lies in a protection domain of its own, beside the frames of messages, and the queue
 //! pair of messages belongs to that domain alone. So it may serve READs from the start: what a peer
 //! that nobody has admitted can read is the pattern.
+//!
+//! Lanes belong to the domain of served memory, and serve no READ until the peer is admitted. Over the
+//! first lane of each further pair of NICs each end therefore sends the pattern instead, in packets as
+//! long as a READ's: both directions are tried, and a SEND completes when the other end has it.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -52,19 +56,35 @@ pub(super) fn own_memory(name: &str, len: usize) -> Result<Arc<Mapping>, FabricE
 /// The pattern, registered for peers to read.
 pub(super) fn register(domain: &Arc<ProtectionDomain>) -> Result<MemoryRegion, VerbsError> {
     let memory = own_memory("kvrail-probe", PROBE_BYTES)?;
+    fill(&memory)?;
+    MemoryRegion::new(domain, memory, Served::Whole)
+}
+
+/// The pattern, and behind it as much room for a peer's, registered for lanes: what peers send over
+/// those is looked at by nobody, so that all share one place.
+pub(super) fn register_for_lanes(
+    domain: &Arc<ProtectionDomain>,
+) -> Result<MemoryRegion, VerbsError> {
+    let memory = own_memory("kvrail-lane-probe", 2 * PROBE_BYTES)?;
+    fill(&memory)?;
+    MemoryRegion::new(domain, memory, Served::No)
+}
+
+/// Writes the pattern to the front.
+fn fill(memory: &Mapping) -> Result<(), FabricError> {
     let bytes: Vec<u8> = pattern().collect();
     memory.write(0, &bytes).map_err(|error| FabricError::Os {
         call: "writing the probe".to_owned(),
         source: std::io::Error::other(error),
         remedy: "report this as a defect",
-    })?;
-    MemoryRegion::new(domain, memory, Served::Whole)
+    })
 }
 
 /// Both ends of a path, for the log.
 #[derive(Debug, Clone)]
 pub(super) struct PathEnds {
     device: String,
+    peer_device: String,
     ours: [u8; 16],
     theirs: [u8; 16],
     /// As `IBV_MTU_*`.
@@ -73,14 +93,20 @@ pub(super) struct PathEnds {
 
 impl PathEnds {
     pub(super) fn new(device: &Device, peer: &Card, mtu: i32) -> Self {
-        let name = device.name().to_owned();
-        Self { device: name, ours: device.choice.gid.raw, theirs: peer.gid, mtu }
+        let (name, peer_device) = (device.name().to_owned(), peer.name().to_owned());
+        Self { device: name, peer_device, ours: device.choice.gid.raw, theirs: peer.gid, mtu }
+    }
+
+    /// The name of the peer's device.
+    pub(super) fn peer_device(&self) -> &str {
+        &self.peer_device
     }
 
     /// Says that READs do not cross it, and what to try.
     pub(super) fn warn(&self, what: &str) {
         tracing::warn!(
             device = self.device,
+            peer_device = self.peer_device,
             gid = %Gid::new(self.ours),
             peer_gid = %Gid::new(self.theirs),
             mtu = bytes_of_mtu(self.mtu),
@@ -88,6 +114,22 @@ impl PathEnds {
              different networks, set --gid-index here or there; where they reach each other, the way \
              between them may not carry packets of this MTU: compare `ip link` on both hosts and the \
              switches' MTU (RoCE adds up to 90 bytes to its own), and give all of them the same one"
+        );
+    }
+}
+
+impl PathEnds {
+    /// Says that a connection goes on without it.
+    pub(super) fn left_out(&self, what: &str) {
+        tracing::warn!(
+            device = self.device,
+            peer_device = self.peer_device,
+            gid = %Gid::new(self.ours),
+            peer_gid = %Gid::new(self.theirs),
+            mtu = bytes_of_mtu(self.mtu),
+            "a pair of NICs carries no data and is left out of a connection: {what}. The connection goes on \
+             over its other pairs. Compare `ip link`, `ip route` and the switches' MTU on that rail, or say \
+             with --nic-pairs which NICs reach each other"
         );
     }
 }

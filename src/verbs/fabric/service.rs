@@ -68,7 +68,7 @@ impl VerbsFabric {
         }
         self.ready = ready;
         if now >= self.next_sweep {
-            self.sweep(now);
+            self.sweep(now, batch);
         }
         Ok(woken)
     }
@@ -120,15 +120,18 @@ impl VerbsFabric {
                         self.with(id, now, |_, _| Err(Broken::UNREACHABLE));
                     }
                 }
-                other => {
-                    self.take_device_event(nic, &other);
-                    if self.nics.get(nic).is_some_and(|device| device.gone)
-                        || self.nics.has_other(nic) && !self.is_usable(nic)
-                    {
-                        self.leave(nic, now);
-                    }
-                }
+                other => self.handle_device_event(nic, &other, now),
             }
+        }
+    }
+
+    /// Something happened to a NIC as a whole: where it cannot be used any more, its connections end.
+    fn handle_device_event(&mut self, nic: u8, event: &AsyncEvent, now: Timestamp) {
+        self.take_device_event(nic, event);
+        if self.nics.get(nic).is_some_and(|device| device.gone)
+            || self.nics.has_other(nic) && !self.is_usable(nic)
+        {
+            self.leave(nic, now);
         }
     }
 
@@ -207,17 +210,140 @@ impl VerbsFabric {
     }
 
     /// Checks all deadlines.
-    fn sweep(&mut self, now: Timestamp) {
+    fn sweep(&mut self, now: Timestamp, batch: &mut EventBatch) {
         self.next_sweep = now + SWEEP;
         if self.paused {
             self.pause(false);
         }
-        for (_, connection) in self.table.iter_mut() {
+        let mut late = Vec::new();
+        for (id, connection) in self.table.iter_mut() {
             if !connection.is_broken()
                 && let Err(broken) = connection.check(now)
             {
                 connection.cut(broken, now);
             }
+            if connection.has_late_trials(now) {
+                late.push(id);
+            }
+        }
+        for id in late {
+            self.with(id, now, |connection, around| connection.stop_trials(around, batch));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! SoftRoCE lets no device go that is in use, so no test from outside sees one that is gone. These run
+    //! where `KVRAIL_RDMA_NICS` names devices: in the guest of `tests/rxe`.
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fabric::{
+        Access, CloseReason, Completion, CompletionStatus, ConnectionId, Fabric, FabricEvent,
+        ReadBatch, ReadWork, RegisteredSpan, WrId,
+    };
+    use crate::memory::Mapping;
+    use crate::verbs::VerbsConfig;
+
+    const LEN: u32 = 64 << 10;
+
+    /// Two fabrics over the first two devices of the guest.
+    fn two() -> Option<[VerbsFabric; 2]> {
+        #[expect(clippy::disallowed_methods, reason = "the guest names its devices so")]
+        let names = std::env::var("KVRAIL_RDMA_NICS").unwrap_or_default();
+        let devices: Vec<String> = names.split_whitespace().take(2).map(str::to_owned).collect();
+        if devices.len() < 2 {
+            return None;
+        }
+        let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let config = VerbsConfig { listen, devices, ..VerbsConfig::default() };
+        Some([0, 1].map(|_| VerbsFabric::new(&config).unwrap()))
+    }
+
+    /// Polls both in turn until one of the events of the first is what is looked for.
+    fn until<T>(
+        [a, b]: &mut [VerbsFabric; 2],
+        mut found: impl FnMut(&FabricEvent) -> Option<T>,
+    ) -> T {
+        let end = coarse() + Duration::from_secs(20);
+        loop {
+            for (fabric, looks) in [(&mut *a, true), (&mut *b, false)] {
+                let mut batch = EventBatch::default();
+                fabric.poll(&mut batch, Duration::from_millis(1)).unwrap();
+                for event in &batch.events {
+                    if let FabricEvent::Accepted { connection } = *event {
+                        fabric.admit(connection).unwrap();
+                        fabric.send(connection, b"read").unwrap();
+                    }
+                    if let Some(found) = looks.then(|| found(event)).flatten() {
+                        return found;
+                    }
+                }
+            }
+            assert!(coarse() < end, "it does not happen");
+        }
+    }
+
+    fn connect(ends: &mut [VerbsFabric; 2]) -> ConnectionId {
+        let at = ends[1].local_addr().unwrap();
+        let id = ends[0].connect(&at).unwrap();
+        until(ends, |event| match *event {
+            FabricEvent::Message { connection, .. } => (connection == id).then_some(()),
+            FabricEvent::Closed { connection, reason } if connection == id => panic!("{reason:?}"),
+            _ => None,
+        });
+        ends[0].admit(id).unwrap();
+        id
+    }
+
+    #[test]
+    fn a_device_that_is_gone_takes_its_connections_and_the_others_carry_on() {
+        let Some(mut ends) = two() else { return };
+        let memory = || Arc::new(Mapping::anonymous("kvrail-test", LEN.into()).unwrap());
+        let landed = memory();
+        let source: Vec<u8> = (0..251).cycle().take(LEN as usize).collect();
+        let held = memory();
+        held.write(0, &source).unwrap();
+        let remote = ends[1].register(held, Access::RemoteRead).unwrap();
+        let local = ends[0].register(Arc::clone(&landed), Access::Local).unwrap();
+        let id = connect(&mut ends);
+        assert_eq!(ends[0].rails(id).len(), 2);
+
+        ends[0].handle_device_event(0, &AsyncEvent::DeviceFatal, coarse());
+        let reason = until(&mut ends, |event| match *event {
+            FabricEvent::Closed { connection, reason } if connection == id => Some(reason),
+            _ => None,
+        });
+        assert_eq!(reason, CloseReason::NicLost);
+
+        let fresh = connect(&mut ends);
+        let left = ends[0].nics.get(1).unwrap().name().to_owned();
+        let rails: Vec<String> = ends[0].rails(fresh).into_iter().map(|rail| rail.local).collect();
+        assert!(!rails.is_empty() && rails.iter().all(|name| *name == left), "{rails:?}");
+        let wr_id = WrId { slot: 1, generation: 1 };
+        let span = remote.remote(0, LEN).unwrap();
+        let read = ReadBatch {
+            works: vec![ReadWork { wr_id, remote: span, segments: 1 }],
+            segments: vec![RegisteredSpan { region: local.id, offset: 0, len: LEN }],
+        };
+        ends[0].post(fresh, &read).unwrap();
+        let status = until(&mut ends, |event| match *event {
+            FabricEvent::Completed(Completion { status, .. }) => Some(status),
+            _ => None,
+        });
+        assert_eq!(status, CompletionStatus::Success);
+        let mut bytes = vec![0; LEN as usize];
+        landed.read(0, &mut bytes).unwrap();
+        assert!(bytes == source);
+
+        // With the last one gone the fabric is unusable, and says so after its last event.
+        ends[0].handle_device_event(1, &AsyncEvent::DeviceFatal, coarse());
+        let [fabric, _] = &mut ends;
+        let end = coarse() + Duration::from_secs(20);
+        while fabric.poll(&mut EventBatch::default(), Duration::from_millis(1)).is_ok() {
+            assert!(coarse() < end, "it goes on without a device");
         }
     }
 }

@@ -18,6 +18,10 @@ pub(super) enum Work {
     Receive { slot: u8 },
     /// The READ of the peer's pattern to a send slot.
     Probe { slot: u8 },
+    /// The pattern over a lane.
+    LaneProbe { lane: u8 },
+    /// The peer's pattern over a lane.
+    LaneReceive { lane: u8 },
     /// The bind of a window.
     Bind { window: u16 },
     /// The invalidation of a window's key.
@@ -39,6 +43,8 @@ impl Work {
             Self::Probe { slot } => (5, slot, 0),
             Self::Bind { window } => (6, 0, window.into()),
             Self::Invalidate { window } => (7, 0, window.into()),
+            Self::LaneProbe { lane } => (8, lane, 0),
+            Self::LaneReceive { lane } => (9, lane, 0),
         };
         kind << 56 | u64::from(lane) << NUMBER_BITS | number
     }
@@ -55,6 +61,8 @@ impl Work {
             5 => Some(Self::Probe { slot: lane }),
             6 => Some(Self::Bind { window: id as u16 }),
             7 => Some(Self::Invalidate { window: id as u16 }),
+            8 => Some(Self::LaneProbe { lane }),
+            9 => Some(Self::LaneReceive { lane }),
             _ => None,
         }
     }
@@ -75,6 +83,8 @@ mod tests {
             Work::Probe { slot: 2 },
             Work::Bind { window: 65_535 },
             Work::Invalidate { window: 300 },
+            Work::LaneProbe { lane: 15 },
+            Work::LaneReceive { lane: 1 },
         ] {
             assert_eq!(Work::decode(work.encode()), Some(work));
         }

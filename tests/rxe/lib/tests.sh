@@ -12,6 +12,8 @@ default_tests() {
     case $1/${KVRAIL_RDMA_DEVICE:-} in
         one/)
             echo verbs_faults
+            # What no fault from outside brings about.
+            echo lib:verbs::fabric::service
             # Nodes that die or may not register memory, over RDMA.
             printf 'processes:%s\n' holder_dies requester_dies rdma_refused
             ;;

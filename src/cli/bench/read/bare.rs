@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::blocks::order;
 use super::control::Served;
 use super::fabric::Wire;
-use super::row::{Load, Measured, Subject};
+use super::row::{Load, Measured, Start, Subject};
 use crate::cli::CliError;
 use crate::cli::bench::Bench;
 use crate::fabric::{
@@ -55,7 +55,7 @@ impl<F: Wire> Reader<F> {
         let clock = Clock::start();
         let local = fabric.register(Arc::clone(pool.mapping()), Access::Local);
         let local = local.map_err(CliError::failed)?;
-        let connection = fabric.connect(&served.endpoint).map_err(CliError::failed)?;
+        let connection = fabric.connect(&served.endpoint()).map_err(CliError::failed)?;
         let mut events = EventBatch::default();
         let end = clock.now() + PATIENCE;
         loop {
@@ -71,7 +71,7 @@ impl<F: Wire> Reader<F> {
             });
             let late = (clock.now() >= end).then(|| "it took too long".to_owned());
             if let Some(why) = closed.or(late) {
-                let to = served.endpoint;
+                let to = served.address;
                 return Err(CliError::failed(format!("no connection to {to}: {why}")));
             }
         }
@@ -114,8 +114,7 @@ impl<F: Wire> Reader<F> {
 
     fn post(&mut self, measured: &mut Measured) -> Result<(), CliError> {
         while let Some(connection) = self.transfers.poll_post(&mut self.posts) {
-            measured.works += self.posts.works.len() as u64;
-            measured.posts += 1;
+            measured.posts.works += self.posts.works.len() as u64;
             self.fabric.post(connection, &self.posts).map_err(CliError::failed)?;
         }
         Ok(())
@@ -153,9 +152,15 @@ impl<F: Wire> Subject for Reader<F> {
         let order = order(u32::try_from(count).unwrap_or(u32::MAX), load.run, load.seed);
         let mut numbers = order.iter().cycle().copied();
         let mut measured = Measured::new()?;
-        let mut running = Vec::new();
-        let start = self.clock.now();
-        let end = start + load.time;
+        let mut running = Vec::with_capacity(load.depth);
+        let mut capabilities = self.fabric.capabilities();
+        if !load.merge {
+            capabilities.read_bytes = capabilities.read_bytes.min(load.size);
+        }
+        self.transfers = Transfers::new(capabilities);
+        let posted = self.fabric.posts();
+        let start = Start::now(&self.clock);
+        let end = start.at + load.time;
         for slot in 0..load.depth as u64 {
             running.push(self.begin(load, slot, &mut numbers));
         }
@@ -180,7 +185,8 @@ impl<F: Wire> Subject for Reader<F> {
                 }
             }
         }
-        measured.elapsed = self.clock.now().since(start);
+        start.end(&self.clock, &mut measured);
+        measured.note_posts(posted, self.fabric.posts());
         Ok(measured)
     }
 }

@@ -10,9 +10,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::fabric::Transport;
+use super::usage::Usage;
 use crate::cli::CliError;
-use crate::cli::bench::cpu::CpuTime;
 use crate::fabric::RemoteSpan;
+use crate::shm::PeerEndpoint;
+use crate::types::NodeId;
 
 /// The longest that the other end may take to do what it is asked.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,8 +35,8 @@ pub(super) enum Ask {
     Fill { transport: Transport, pool: u64, size: u32, count: u32 },
     /// Bytes over so many plain sockets, as fast as they take them, until they are closed.
     Blast { streams: usize },
-    /// The processor time used so far.
-    Cpu,
+    /// What was used so far; `start`: for the start of a row.
+    Usage { start: bool },
 }
 
 /// What is answered.
@@ -42,13 +44,13 @@ pub(super) enum Ask {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
     /// Where the fabric is, and what may be read there.
-    Opened { endpoint: SocketAddr, rkey: u32, address: u64, len: u64 },
+    Opened { node: String, endpoint: SocketAddr, rkey: u32, address: u64, len: u64 },
     /// Where the node is, and its registry.
     Filled { node: String, endpoint: SocketAddr, registry: SocketAddr },
     /// Where to connect that many sockets.
     Blasting { endpoint: SocketAddr },
-    /// The time, microseconds.
-    Cpu { micros: u64 },
+    /// What it is.
+    Used(Usage),
     /// It cannot be done.
     Failed { sentence: String },
 }
@@ -56,25 +58,38 @@ pub(super) enum Answer {
 /// Memory that a fabric serves.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Served {
-    pub(super) endpoint: SocketAddr,
+    node: NodeId,
+    pub(super) address: SocketAddr,
     rkey: u32,
-    address: u64,
+    base: u64,
     pub(super) len: u64,
 }
 
 impl Served {
     /// A part of it.
     pub(super) const fn span(&self, offset: u64, len: u32) -> RemoteSpan {
-        RemoteSpan { rkey: self.rkey, address: self.address + offset, len }
+        RemoteSpan { rkey: self.rkey, address: self.base + offset, len }
+    }
+
+    /// Where a fabric finds it.
+    pub(super) const fn endpoint(&self) -> PeerEndpoint<SocketAddr> {
+        PeerEndpoint { node: self.node, address: self.address }
     }
 }
 
 /// A node that holds what was asked for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct FilledNode {
-    pub(super) node: String,
-    pub(super) endpoint: SocketAddr,
+    node: NodeId,
+    address: SocketAddr,
     pub(super) registry: SocketAddr,
+}
+
+impl FilledNode {
+    /// Where a fabric finds it.
+    pub(super) const fn endpoint(&self) -> PeerEndpoint<SocketAddr> {
+        PeerEndpoint { node: self.node, address: self.address }
+    }
 }
 
 fn is_timeout(error: &io::Error) -> bool {
@@ -160,8 +175,9 @@ impl Holder {
 
     pub(super) fn open(&mut self, transport: Transport, bytes: u64) -> Result<Served, CliError> {
         match self.ask(Ask::Open { transport, bytes })? {
-            Answer::Opened { endpoint, rkey, address, len } => {
-                Ok(Served { endpoint, rkey, address, len })
+            Answer::Opened { node, endpoint, rkey, address, len } => {
+                let node = node.parse().map_err(CliError::failed)?;
+                Ok(Served { node, address: endpoint, rkey, base: address, len })
             }
             other => self.unexpected(&other),
         }
@@ -175,7 +191,8 @@ impl Holder {
     ) -> Result<FilledNode, CliError> {
         match self.ask(Ask::Fill { transport, pool, size, count })? {
             Answer::Filled { node, endpoint, registry } => {
-                Ok(FilledNode { node, endpoint, registry })
+                let node = node.parse().map_err(CliError::failed)?;
+                Ok(FilledNode { node, address: endpoint, registry })
             }
             other => self.unexpected(&other),
         }
@@ -188,9 +205,10 @@ impl Holder {
         }
     }
 
-    pub(super) fn cpu(&mut self) -> Result<CpuTime, CliError> {
-        match self.ask(Ask::Cpu)? {
-            Answer::Cpu { micros } => Ok(CpuTime::from_micros(micros)),
+    /// What it has used so far; `start`: so that the difference to a later one is what a row took.
+    pub(super) fn usage(&mut self, start: bool) -> Result<Usage, CliError> {
+        match self.ask(Ask::Usage { start })? {
+            Answer::Used(usage) => Ok(usage),
             other => self.unexpected(&other),
         }
     }

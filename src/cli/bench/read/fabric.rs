@@ -1,4 +1,5 @@
-//! The fabrics that are measured, set up as `serve` does.
+//! The fabrics that are measured, set up as `serve` does: each with what it takes to have shared memory
+//! beside it, and with that alone for `--transport shm`.
 
 use std::net::SocketAddr;
 
@@ -8,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::cli::CliError;
 use crate::fabric::Fabric;
 use crate::memory::Mapping;
+use crate::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
 use crate::tcp::{TcpConfig, TcpFabric};
-use crate::verbs::{PollMode, VerbsConfig, VerbsFabric};
+use crate::types::NodeId;
+use crate::verbs::{PollMode, Posts, VerbsConfig, VerbsFabric};
 
 /// The device, on each end by itself.
 #[derive(Debug, Clone, Default, Args)]
@@ -27,7 +30,7 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     /// The same settings as arguments of another process.
-    pub(super) fn arguments(&self) -> Vec<String> {
+    pub(in crate::cli::bench) fn arguments(&self) -> Vec<String> {
         let Self { rdma_device, gid_index, poll } = self;
         let device = rdma_device.iter().flat_map(|name| ["--rdma-device".to_owned(), name.clone()]);
         let index = gid_index.iter().flat_map(|at| ["--gid-index".to_owned(), at.to_string()]);
@@ -42,6 +45,7 @@ impl DeviceArgs {
 pub(super) enum Transport {
     Verbs,
     Tcp,
+    Shm,
 }
 
 impl Transport {
@@ -49,48 +53,83 @@ impl Transport {
         match self {
             Self::Verbs => "verbs",
             Self::Tcp => "tcp",
+            Self::Shm => "shm",
         }
     }
 }
 
 /// What all of them have here.
-pub(super) trait Wire: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Send {
+pub(super) trait Wire:
+    Fabric<Endpoint = PeerEndpoint<SocketAddr>, Memory = Mapping> + Send
+{
+    /// Where peers connect.
     fn listens(&self) -> Option<SocketAddr>;
 
     /// READs that the network carries at once for this many streams; none where it has no such
     /// limit of its own.
     fn reads_at_once(&self, streams: usize) -> Option<usize>;
+
+    /// What a device was given so far; none where there is no device.
+    fn posts(&self) -> Option<Posts>;
 }
 
-impl Wire for TcpFabric {
+impl Wire for WithShm<TcpFabric> {
     fn listens(&self) -> Option<SocketAddr> {
-        self.local_addr()
+        self.far().local_addr()
     }
 
     fn reads_at_once(&self, _streams: usize) -> Option<usize> {
         None
     }
+
+    fn posts(&self) -> Option<Posts> {
+        None
+    }
 }
 
-impl Wire for VerbsFabric {
+impl Wire for WithShm<VerbsFabric> {
     fn listens(&self) -> Option<SocketAddr> {
-        self.local_addr()
+        self.far().local_addr()
     }
 
     fn reads_at_once(&self, streams: usize) -> Option<usize> {
-        Some(usize::from(self.reads_issued()) * streams)
+        Some(usize::from(self.far().reads_issued()) * streams)
+    }
+
+    fn posts(&self) -> Option<Posts> {
+        Some(self.far().posts())
     }
 }
 
-pub(super) fn tcp(listen: Option<SocketAddr>, streams: usize) -> Result<TcpFabric, CliError> {
-    TcpFabric::new(TcpConfig { listen, streams, ..TcpConfig::default() }).map_err(CliError::failed)
+/// Sockets, and no shared memory.
+pub(super) fn tcp(
+    listen: Option<SocketAddr>,
+    streams: usize,
+) -> Result<WithShm<TcpFabric>, CliError> {
+    let fabric = TcpFabric::new(TcpConfig { listen, streams, ..TcpConfig::default() });
+    WithShm::new(fabric.map_err(CliError::failed)?, None, false).map_err(CliError::failed)
 }
 
+/// Shared memory alone, beside a TCP fabric that has no connections, as a node has it. One that
+/// listens does so as this node.
+pub(super) fn shm(
+    listen: Option<(SocketAddr, NodeId)>,
+    streams: usize,
+) -> Result<WithShm<TcpFabric>, CliError> {
+    let (address, node) = listen.unzip();
+    let config = TcpConfig { listen: address, streams, ..TcpConfig::default() };
+    let far = TcpFabric::new(config).map_err(CliError::failed)?;
+    let config = ShmConfig { listen: node.map(ShmName::of_node), ..ShmConfig::default() };
+    let near = ShmFabric::new(&config).map_err(CliError::failed)?;
+    WithShm::new(far, Some(near), true).map_err(CliError::failed)
+}
+
+/// RDMA devices, and no shared memory.
 pub(super) fn verbs(
     device: &DeviceArgs,
     listen: Option<SocketAddr>,
     streams: usize,
-) -> Result<VerbsFabric, CliError> {
+) -> Result<WithShm<VerbsFabric>, CliError> {
     let made = VerbsFabric::new(&VerbsConfig {
         listen,
         devices: device.rdma_device.clone(),
@@ -99,5 +138,6 @@ pub(super) fn verbs(
         poll: device.poll.unwrap_or_default(),
         ..VerbsConfig::default()
     });
-    made.map_err(|error| CliError::failed(format!("--transport verbs cannot be had: {error}")))
+    let cannot = |error| CliError::failed(format!("--transport verbs cannot be had: {error}"));
+    WithShm::new(made.map_err(cannot)?, None, false).map_err(CliError::failed)
 }

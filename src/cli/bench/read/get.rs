@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::blocks::{BENCH, hashes, order};
+use super::blocks::{BENCH, SET_MAX, hashes, order};
 use super::control::FilledNode;
 use super::fabric::{DeviceArgs, Transport};
-use super::row::{Load, Measured, Subject};
+use super::hold::{METRICS, save};
+use super::resident;
+use super::row::{Load, Measured, Start, Subject};
+use super::usage::Usage;
 use crate::cli::CliError;
 use crate::cli::bench::Bench;
-use crate::cli::bench::cpu::CpuTime;
 use crate::cli::cluster::{Cluster, Process};
 use crate::client::{Acquired, Client};
 use crate::protocol::door::{BlockOrigin, Source};
@@ -32,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// in turn, so that each has been evicted when its turn comes again.
 pub(super) struct Reader {
     node: Process,
+    /// Bytes of its pool.
+    pool: u64,
     /// Blocks that its clients have asked for, together: they go through one order of blocks, since one
     /// that read after another would find its blocks here.
     asked: AtomicUsize,
@@ -39,23 +43,44 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    /// `keeps`: with room for all blocks that [`Self::save`] saves, where else few stay for long.
     pub(super) fn start(
         holder: &FilledNode,
         (transport, device): (Transport, &DeviceArgs),
         (pool, streams): (u64, usize),
+        keeps: bool,
     ) -> Result<Self, CliError> {
         let cluster = Cluster::new(std::env::current_exe().map_err(CliError::failed)?)?;
-        let (pool, streams) = (pool.to_string(), streams.to_string());
-        let mut arguments = vec!["--pool", &pool, "--streams", &streams, "--log", "warn"];
+        let (bytes, streams) = (pool.to_string(), streams.to_string());
+        let mut arguments = vec!["--pool", &bytes, "--streams", &streams, "--log", "warn"];
+        arguments.extend(["--metrics-listen", METRICS]);
+        let capacity = (2 * SET_MAX).to_string();
+        if keeps {
+            arguments.extend(["--capacity", &capacity]);
+        }
         arguments.extend(["--transport", transport.as_str()]);
         let device = device.arguments();
         arguments.extend(device.iter().map(String::as_str));
         let node = cluster.node("bench-reader", holder.registry, &arguments)?;
-        Ok(Self { node, asked: AtomicUsize::new(0), _cluster: cluster })
+        Ok(Self { node, pool, asked: AtomicUsize::new(0), _cluster: cluster })
     }
 
-    pub(super) fn cpu(&self) -> Result<CpuTime, CliError> {
-        CpuTime::of(self.node.id())
+    /// What the node has used so far; `start`: so that the difference to a later one is what a row took.
+    pub(super) fn usage(&self, start: bool) -> Result<Usage, CliError> {
+        if start { Usage::start_of(&self.node) } else { Usage::of(&self.node) }
+    }
+
+    pub(super) fn client(&self) -> Result<Client, CliError> {
+        self.node.client()
+    }
+
+    /// Saves blocks of this size on it, as many as leave its pool half empty, so that none is evicted;
+    /// answers how many.
+    pub(super) fn save(&self, size: u32) -> Result<u32, CliError> {
+        let count = u32::try_from(self.pool / 2 / u64::from(size)).unwrap_or(SET_MAX);
+        let count = count.clamp(1, SET_MAX);
+        save(&self.client()?, &resident::namespace(size)?, (size, count))?;
+        Ok(count)
     }
 }
 
@@ -74,7 +99,7 @@ enum Got {
 impl Subject for Engine {
     /// Asks for one batch after the other until the time is over.
     fn measure(&mut self, load: &Load, bench: &Bench) -> Result<Measured, CliError> {
-        let client = self.0.node.client()?;
+        let client = self.0.client()?;
         let namespace: Namespace =
             format!("{BENCH}{}", load.size).parse().map_err(CliError::failed)?;
         let (hashes, clock) = (hashes(load.size, load.count), Clock::start());
@@ -86,10 +111,10 @@ impl Subject for Engine {
         };
         let (mut measured, mut patience) = (Measured::new()?, Deadline::after(PATIENCE));
         // Not timed: the connection is made for the first one.
-        let mut start = None;
+        let mut start: Option<Start> = None;
         loop {
             let begun = clock.now();
-            let is_over = start.is_some_and(|start| begun >= start + load.time);
+            let is_over = start.is_some_and(|start| begun >= start.at + load.time);
             if is_over || bench.is_interrupted() {
                 break;
             }
@@ -99,8 +124,8 @@ impl Subject for Engine {
                     return Err(CliError::failed("the node had no room for a batch for long"));
                 }
                 Got::Blocks { .. } if start.is_none() => {
-                    start = Some(clock.now());
                     measured = Measured::new()?;
+                    start = Some(Start::now(&clock));
                 }
                 Got::Blocks { time } => {
                     measured.latency.record(time);
@@ -108,7 +133,9 @@ impl Subject for Engine {
                 }
             }
         }
-        measured.elapsed = clock.now().since(start.unwrap_or_default());
+        if let Some(start) = start {
+            start.end(&clock, &mut measured);
+        }
         Ok(measured)
     }
 }

@@ -15,7 +15,7 @@ use clap::Args;
 use super::blocks::{BENCH, SET_MAX, hashes};
 use super::control::{Answer, Ask, Line};
 use super::fabric::{self, DeviceArgs, Transport, Wire};
-use crate::cli::bench::cpu::CpuTime;
+use super::usage::Usage;
 use crate::cli::cluster::{Cluster, Process};
 use crate::cli::process::{Ready, announce_ready, end_with_parent, watch_signals};
 use crate::cli::{CliError, put};
@@ -25,7 +25,8 @@ use crate::fabric::{Access, EventBatch, FabricEvent, Region, Wake};
 use crate::limits::STREAMS_MAX;
 use crate::memory::{HostPool, PoolOptions};
 use crate::runtime::deadline::Deadline;
-use crate::types::{Namespace, PoolId};
+use crate::types::{Namespace, NodeId, PoolId};
+use crate::verbs::PollMode;
 
 /// How long a poll waits.
 const WAIT: Duration = Duration::from_millis(20);
@@ -44,6 +45,9 @@ const SAVE_BYTES: usize = 8 << 20;
 
 /// The longest that a save waits for memory, or the registry for what was saved.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where the nodes of a bench tell what they allocated.
+pub(super) const METRICS: &str = "127.0.0.1:0";
 
 /// Arguments of `kvrail bench hold`.
 #[derive(Debug, Clone, Args)]
@@ -134,12 +138,11 @@ impl Hold<'_> {
                 self.fill((transport, pool), (size, count))
             }
             Ask::Blast { streams } => blast(self.args.listen, streams),
-            Ask::Cpu => {
-                let mut sum = CpuTime::own()?;
-                if let Some(nodes) = &self.nodes {
-                    sum = sum + CpuTime::of(nodes.node.id())?;
-                }
-                Ok(Answer::Cpu { micros: sum.as_micros() })
+            Ask::Usage { start } => {
+                let node = self.nodes.as_ref().map(|nodes| &nodes.node);
+                let of = if start { Usage::start_of } else { Usage::of };
+                let node = node.map(of).transpose()?;
+                Ok(Answer::Used(Usage::own()? + node.unwrap_or_default()))
             }
         }
     }
@@ -152,17 +155,25 @@ impl Hold<'_> {
     fn open(&mut self, transport: Transport, bytes: u64) -> Result<Answer, CliError> {
         self.fabric = None;
         self.nodes = None;
-        let listen = Some(self.beside());
+        let listen = self.beside();
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(failed)?;
+        let node = NodeId(id);
         let serving = match transport {
-            Transport::Tcp => Serving::start(fabric::tcp(listen, STREAMS_MAX)?, bytes),
+            Transport::Tcp => Serving::start(fabric::tcp(Some(listen), STREAMS_MAX)?, bytes),
+            Transport::Shm => {
+                Serving::start(fabric::shm(Some((listen, node)), STREAMS_MAX)?, bytes)
+            }
             Transport::Verbs => {
-                Serving::start(fabric::verbs(&self.args.device, listen, STREAMS_MAX)?, bytes)
+                // It has no part in READs: a processor that it spins on is one that the device lacks.
+                let device = DeviceArgs { poll: Some(PollMode::Event), ..self.args.device.clone() };
+                Serving::start(fabric::verbs(&device, Some(listen), STREAMS_MAX)?, bytes)
             }
         }?;
         let Serving { endpoint, region, .. } = serving;
         self.fabric = Some(serving);
         let Region { rkey, address, len, .. } = region;
-        Ok(Answer::Opened { endpoint, rkey, address, len })
+        Ok(Answer::Opened { node: node.to_string(), endpoint, rkey, address, len })
     }
 
     fn fill(
@@ -271,6 +282,7 @@ impl Nodes {
         let (pool, streams) = (pool.to_string(), STREAMS_MAX.to_string());
         let mut arguments = vec!["--listen", &listen, "--pool", &pool, "--streams", &streams];
         arguments.extend(["--transport", transport.as_str(), "--log", "warn"]);
+        arguments.extend(["--metrics-listen", METRICS]);
         let capacity = (2 * SET_MAX).to_string();
         arguments.extend(["--capacity", &capacity]);
         let device = args.device.arguments();
@@ -281,21 +293,30 @@ impl Nodes {
 
     /// Saves the blocks of this size that are not there yet.
     fn fill(&self, size: u32, count: u32) -> Result<(), CliError> {
-        let namespace: Namespace = format!("{BENCH}{size}").parse().map_err(failed)?;
-        let filler = vec![7; size as usize];
-        let together = (SAVE_BYTES / filler.len().max(1)).clamp(1, SAVE_BLOCKS);
-        for batch in hashes(size, count).chunks(together) {
-            let mut memory = put::reserve(&self.client, &vec![size; batch.len()], PATIENCE)?;
-            for reservation in &mut memory {
-                reservation.fill(&filler)?;
-            }
-            self.client.publish(&namespace, batch.iter().copied().zip(memory).collect(), false)?;
-        }
-        if !self.client.flush(PATIENCE)? {
-            return Err(CliError::failed("the registry did not hear of the blocks in time"));
-        }
-        Ok(())
+        let namespace = format!("{BENCH}{size}").parse().map_err(failed)?;
+        save(&self.client, &namespace, (size, count))
     }
+}
+
+/// Saves so many blocks of this size, and waits until the registry knows them.
+pub(super) fn save(
+    client: &Client,
+    namespace: &Namespace,
+    (size, count): (u32, u32),
+) -> Result<(), CliError> {
+    let filler = vec![7; size as usize];
+    let together = (SAVE_BYTES / filler.len().max(1)).clamp(1, SAVE_BLOCKS);
+    for batch in hashes(size, count).chunks(together) {
+        let mut memory = put::reserve(client, &vec![size; batch.len()], PATIENCE)?;
+        for reservation in &mut memory {
+            reservation.fill(&filler)?;
+        }
+        client.publish(namespace, batch.iter().copied().zip(memory).collect(), false)?;
+    }
+    if !client.flush(PATIENCE)? {
+        return Err(CliError::failed("the registry did not hear of the blocks in time"));
+    }
+    Ok(())
 }
 
 fn failed(error: impl Display) -> CliError {

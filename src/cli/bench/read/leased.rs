@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::blocks::{BENCH, hashes, order};
 use super::control::FilledNode;
 use super::fabric::Wire;
-use super::row::{Load, Measured, Subject};
+use super::row::{Load, Measured, Start, Subject};
 use crate::cli::CliError;
 use crate::cli::bench::Bench;
 use crate::event::Discard;
@@ -24,6 +24,7 @@ use crate::peer::{
 use crate::policy::Policy;
 use crate::protocol::{Place, SecretKey};
 use crate::runtime::clock::Clock;
+use crate::shm::PeerEndpoint;
 use crate::store::{Found, Payload, Store, StoreConfig};
 use crate::types::{
     BlockHash, BlockKey, EvictionRank, Extent, Generation, Namespace, NamespaceId, NodeId, PoolId,
@@ -99,8 +100,7 @@ pub(super) struct Reader<F: Wire> {
     fabric: F,
     peers: Peers<Scratch>,
     landing: Scratch,
-    endpoint: SocketAddr,
-    node: NodeId,
+    endpoint: PeerEndpoint<SocketAddr>,
     posts: ReadBatch,
     events: EventBatch,
     clock: Clock,
@@ -108,10 +108,12 @@ pub(super) struct Reader<F: Wire> {
 }
 
 impl<F: Wire> Reader<F> {
+    /// With READs of at most `longest` bytes, where not as many as the fabric takes.
     pub(super) fn new(
         mut fabric: F,
         pool: &Arc<HostPool>,
         holder: &FilledNode,
+        longest: Option<u32>,
     ) -> Result<Self, CliError> {
         let clock = Clock::start();
         let region = fabric.register(Arc::clone(pool.mapping()), Access::Local);
@@ -142,13 +144,14 @@ impl<F: Wire> Reader<F> {
         };
         let store = StoreConfig { capacity: 1, policy: Policy::default() };
         let store = Arc::new(Store::new(store, Arc::new(Discard)).map_err(CliError::failed)?);
-        let peers = Peers::new(local, config, fabric.capabilities(), store, Arc::new(Discard));
+        let mut capabilities = fabric.capabilities();
+        capabilities.read_bytes = capabilities.read_bytes.min(longest.unwrap_or(u32::MAX));
+        let peers = Peers::new(local, config, capabilities, store, Arc::new(Discard));
         Ok(Self {
             peers: peers.map_err(CliError::failed)?,
             fabric,
             landing: Scratch { pool: Arc::clone(pool), region, next: 0 },
-            endpoint: holder.endpoint,
-            node: holder.node.parse().map_err(CliError::failed)?,
+            endpoint: holder.endpoint(),
             posts: ReadBatch::default(),
             events: EventBatch::default(),
             clock,
@@ -165,7 +168,7 @@ impl<F: Wire> Reader<F> {
         let (id, now) = (FetchId(self.next), self.clock.now());
         self.next += 1;
         running.insert(id, now);
-        self.peers.fetch(FetchRequest { id, node: self.node, namespace, hashes }, now);
+        self.peers.fetch(FetchRequest { id, node: self.endpoint.node, namespace, hashes }, now);
     }
 
     /// Goes on until a fetch is over.
@@ -211,8 +214,7 @@ impl<F: Wire> Reader<F> {
             }
         }
         while let Some(connection) = self.peers.poll_post(&mut self.posts) {
-            measured.works += self.posts.works.len() as u64;
-            measured.posts += 1;
+            measured.posts.works += self.posts.works.len() as u64;
             self.fabric.post(connection, &self.posts).map_err(CliError::failed)?;
         }
         Ok(())
@@ -257,8 +259,9 @@ impl<F: Wire> Subject for Reader<F> {
         self.finish_one(&mut running, &mut nothing)?;
 
         let mut measured = Measured::new()?;
-        let start = self.clock.now();
-        let end = start + load.time;
+        let posted = self.fabric.posts();
+        let start = Start::now(&self.clock);
+        let end = start.at + load.time;
         for _ in 0..load.depth {
             self.fetch(namespace.id(), next(), &mut running);
         }
@@ -268,7 +271,8 @@ impl<F: Wire> Subject for Reader<F> {
                 self.fetch(namespace.id(), next(), &mut running);
             }
         }
-        measured.elapsed = self.clock.now().since(start);
+        start.end(&self.clock, &mut measured);
+        measured.note_posts(posted, self.fabric.posts());
         Ok(measured)
     }
 }

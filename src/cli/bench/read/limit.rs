@@ -11,8 +11,10 @@ use serde::Serialize;
 use crate::cli::CliError;
 use crate::runtime::clock::Clock;
 
-/// Memory that is copied: more than caches hold.
-const COPIED_BYTES: usize = 64 << 20;
+/// Memory that is copied from, and to: more than caches hold, and as much as READs read from and to
+/// with the default pool.
+const FROM_BYTES: usize = 256 << 20;
+const TO_BYTES: usize = 64 << 20;
 
 /// Bytes read from a socket at once.
 const READ_BYTES: usize = 256 << 10;
@@ -36,11 +38,14 @@ pub(super) struct Sockets {
 
 /// Bytes per second of `memcpy` for each of these sizes.
 pub(super) fn copies(sizes: &[u32], time: Duration) -> Vec<Copies> {
-    let (from, mut to) = (vec![1_u8; COPIED_BYTES], vec![2_u8; COPIED_BYTES]);
+    let (from, mut to) = (vec![1_u8; FROM_BYTES], vec![2_u8; TO_BYTES]);
     let clock = Clock::start();
     let mut one = |size: u32| {
         let (mut bytes, start) = (0, clock.now());
-        while clock.now().since(start) < time {
+        for from in from.chunks(TO_BYTES).cycle() {
+            if clock.now().since(start) >= time {
+                break;
+            }
             for (from, to) in from.chunks(size as usize).zip(to.chunks_mut(size as usize)) {
                 to.copy_from_slice(black_box(from));
             }

@@ -14,8 +14,11 @@ mod leased;
 mod limit;
 mod plot;
 mod report;
+mod resident;
 mod row;
+mod running;
 mod sweep;
+mod usage;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -60,10 +63,11 @@ pub struct ReadArgs {
     /// Read from the kvrail bench hold at this address
     #[arg(long, value_name = "IP:PORT")]
     pub peer: Option<SocketAddr>,
-    /// Fabrics: auto, verbs or tcp [default: auto]
+    /// Fabrics: auto, verbs, tcp or shm; auto is verbs where a device works, else tcp [default: auto]
     #[arg(long, value_name = "FABRIC,…", value_delimiter = ',')]
     pub transport: Vec<TransportChoice>,
-    /// What a read is: a bare READ, one under a lease, or a get through the store [default: all]
+    /// What a read is: a bare READ, one under a lease, a get through the store, or a get of blocks that
+    /// are here already [default: all]
     #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_enum)]
     pub what: Vec<What>,
     /// Bytes of a block [default: from 1KiB to 16MiB, each four times the one before, and 16MiB]
@@ -84,6 +88,9 @@ pub struct ReadArgs {
     /// Blocks that are neighbours on the holder and asked for one after the other [default: 1]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub run: Option<u32>,
+    /// Read each block by a READ of its own, even where neighbours could share one
+    #[arg(long)]
+    pub no_merge: bool,
     /// Time for each row [default: 500ms]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub time: Option<Duration>,
@@ -117,16 +124,19 @@ pub enum What {
     Leased,
     /// What an engine asks its node for, through the local door and the store
     Get,
+    /// The same where the node has it: in place, no byte moves
+    Resident,
 }
 
 impl What {
-    const ALL: [Self; 3] = [Self::Bare, Self::Leased, Self::Get];
+    const ALL: [Self; 4] = [Self::Bare, Self::Leased, Self::Get, Self::Resident];
 
     const fn as_str(self) -> &'static str {
         match self {
             Self::Bare => "bare",
             Self::Leased => "leased",
             Self::Get => "get",
+            Self::Resident => "resident",
         }
     }
 }

@@ -26,24 +26,26 @@ pub(super) fn draw(report: &Report, path: &Path) -> Drawn {
     let (upper, lower) = root.split_vertically(EXTENT.1 / 2);
     let mut bandwidth = curves(report, f64::max, |row| row.gb_s);
     for row in &report.rows {
+        let Some(machine) = row.machine_gb_s else { continue };
         let limit = bandwidth.entry(format!("machine ({})", row.transport.as_str())).or_default();
-        let best = limit.entry(row.size).or_insert(row.machine_gb_s);
-        *best = best.max(row.machine_gb_s);
+        let best = limit.entry(row.size).or_insert(machine);
+        *best = best.max(machine);
     }
     panel(&upper, "Best bandwidth, GB/s", &bandwidth)?;
-    let latency = curves(report, f64::min, |row| row.p50_us);
+    let latency = curves(report, f64::min, |row| Some(row.p50_us));
     panel(&lower, "Shortest median latency of a batch, microseconds", &latency)?;
     root.present()?;
     Ok(())
 }
 
 /// One curve for each kind of read and fabric, the best row of each size.
-fn curves(report: &Report, better: fn(f64, f64) -> f64, value: fn(&Row) -> f64) -> Curves {
+fn curves(report: &Report, better: fn(f64, f64) -> f64, value: fn(&Row) -> Option<f64>) -> Curves {
     let mut curves = Curves::new();
     for row in &report.rows {
         let name = format!("{} ({})", row.what.as_str(), row.transport.as_str());
-        let best = curves.entry(name).or_default().entry(row.size).or_insert_with(|| value(row));
-        *best = better(*best, value(row));
+        let Some(value) = value(row) else { continue };
+        let best = curves.entry(name).or_default().entry(row.size).or_insert(value);
+        *best = better(*best, value);
     }
     curves
 }

@@ -27,13 +27,16 @@ pub(super) struct Row {
     pub(super) threads: usize,
     /// Blocks next to each other on the holder.
     pub(super) run: u32,
+    /// Whether they may share a READ.
+    pub(super) merge: bool,
     pub(super) blocks: u64,
     /// Blocks that came from the reader's own pool, which no transfer brought.
     pub(super) hits: u64,
     /// Blocks that were asked for again, because there was no room.
     pub(super) busy: u64,
     pub(super) seconds: f64,
-    pub(super) gb_s: f64,
+    /// None where nothing moves.
+    pub(super) gb_s: Option<f64>,
     pub(super) blocks_s: f64,
     /// Of a batch.
     pub(super) p50_us: f64,
@@ -41,17 +44,25 @@ pub(super) struct Row {
     pub(super) p99_us: f64,
     pub(super) p999_us: f64,
     pub(super) max_us: f64,
-    /// Processor time of each end.
-    pub(super) reader_cpu_s_per_gib: f64,
-    pub(super) holder_cpu_s_per_gib: f64,
+    /// Processor time of each end, of all threads.
+    pub(super) reader_cpu_s_per_gib: Option<f64>,
+    pub(super) holder_cpu_s_per_gib: Option<f64>,
+    /// Processor time of the threads that read, or of the clients that ask, alone.
+    pub(super) reader_cpu_us_per_block: f64,
+    /// Processor time of the data thread of the node that lends, alone.
+    pub(super) holder_cpu_us_per_block: Option<f64>,
+    /// Heap allocations: of the threads that read, or of the clients and all of their node; of all of
+    /// the holder's process.
+    pub(super) reader_allocations_per_block: f64,
+    pub(super) holder_allocations_per_block: Option<f64>,
     /// READs of a block; less than 1 where neighbours share one. Not known of another process.
     pub(super) works_per_block: Option<f64>,
-    /// Lists of READs of a block, each one doorbell at least.
-    pub(super) posts_per_block: Option<f64>,
+    /// Calls that gave READs to a device, of a block.
+    pub(super) doorbells_per_block: Option<f64>,
     /// What is in flight over a round trip: no more can come through.
-    pub(super) window_gb_s: f64,
+    pub(super) window_gb_s: Option<f64>,
     /// What the machine gives at best: plain sockets for tcp, copies in memory else.
-    pub(super) machine_gb_s: f64,
+    pub(super) machine_gb_s: Option<f64>,
 }
 
 /// The shortest round trip of a fabric: the median READ of a few bytes.
@@ -86,14 +97,10 @@ pub(super) enum Form {
     Lines,
 }
 
-const HEADER: [&str; 20] = [
-    "what",
-    "fabric",
-    "block",
-    "batch",
-    "depth",
-    "streams",
-    "threads",
+/// What names a row in both tables.
+const NAMES: [&str; 7] = ["what", "fabric", "block", "batch", "depth", "streams", "threads"];
+
+const RATES: [&str; 9] = [
     "GB/s",
     "blocks/s",
     "p50 us",
@@ -101,16 +108,23 @@ const HEADER: [&str; 20] = [
     "p99 us",
     "p99.9 us",
     "max us",
-    "CPU s/GiB reader",
-    "holder",
-    "READs/block",
-    "posts/block",
     "window GB/s",
     "machine GB/s",
 ];
 
+const COSTS: [&str; 8] = [
+    "CPU s/GiB: reader",
+    "holder",
+    "CPU us/block: reading",
+    "lending",
+    "allocs/block: reader",
+    "holder",
+    "READs/block",
+    "doorbells/block",
+];
+
 /// Columns of text before those of numbers.
-const NAMES: usize = 2;
+const TEXTS: usize = 2;
 
 impl Report {
     pub(super) fn new(holder: String) -> Self {
@@ -136,15 +150,6 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(HEADER);
-        for column in table.column_iter_mut().skip(NAMES) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        for row in &self.rows {
-            table.add_row(row.cells());
-        }
         let mut text = format!("{}, {}\n", self.machine, self.holder);
         for trip in &self.round_trips {
             let at_once = trip.reads_at_once.map_or_else(String::new, |reads| {
@@ -162,20 +167,35 @@ impl Report {
         }
         let partial =
             if self.interrupted { "\nInterrupted: this is what was measured.\n" } else { "" };
+        let rates = self.table(&RATES, Row::rates);
+        let costs = self.table(&COSTS, Row::costs);
         format!(
-            "{text}\n{}\n\nLatencies are of a batch. No more than what is in flight (batch × depth, for \
-             verbs at most the READs\nthat are on the wire at once) can come through in a round trip: \
-             that is the window.\n{partial}",
-            table.trim_fmt()
+            "{text}\n{rates}\n\n{costs}\n\nLatencies are of a batch. No more than what is in flight \
+             (batch × depth, for verbs at most the READs\nthat are on the wire at once) can come through \
+             in a round trip: that is the window.\nReading: the threads that read, or the clients that \
+             ask. Lending: the data thread of the holder's node. Allocations\nare of the threads that \
+             read, or of the clients and the node that they ask, and of all of the holder's process.\n\
+             {partial}"
         )
+    }
+
+    fn table(&self, columns: &[&str], cells: fn(&Row) -> Vec<String>) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header(NAMES.iter().chain(columns));
+        for column in table.column_iter_mut().skip(TEXTS) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        for row in &self.rows {
+            table.add_row(row.names().into_iter().chain(cells(row)));
+        }
+        table.trim_fmt()
     }
 }
 
 impl Row {
-    fn cells(&self) -> Vec<String> {
-        let micros = [self.p50_us, self.p90_us, self.p99_us, self.p999_us, self.max_us];
-        let ratio = |value: Option<f64>| value.map_or("-".to_owned(), |it| format!("{it:.2}"));
-        let mut cells = vec![
+    fn names(&self) -> Vec<String> {
+        vec![
             self.what.as_str().to_owned(),
             self.transport.as_str().to_owned(),
             Size(u64::from(self.size)).to_string(),
@@ -183,32 +203,50 @@ impl Row {
             self.depth.to_string(),
             self.streams.to_string(),
             self.threads.to_string(),
-            format!("{:.3}", self.gb_s),
-            format!("{:.0}", self.blocks_s),
-        ];
+        ]
+    }
+
+    fn rates(&self) -> Vec<String> {
+        let micros = [self.p50_us, self.p90_us, self.p99_us, self.p999_us, self.max_us];
+        let mut cells = vec![or_dash(self.gb_s, 3), format!("{:.0}", self.blocks_s)];
         cells.extend(micros.map(|micros| format!("{micros:.1}")));
-        cells.extend([
-            format!("{:.2}", self.reader_cpu_s_per_gib),
-            format!("{:.2}", self.holder_cpu_s_per_gib),
-            ratio(self.works_per_block),
-            ratio(self.posts_per_block),
-            format!("{:.2}", self.window_gb_s),
-            format!("{:.2}", self.machine_gb_s),
-        ]);
+        cells.extend([self.window_gb_s, self.machine_gb_s].map(|bound| or_dash(bound, 2)));
         cells
     }
 
+    fn costs(&self) -> Vec<String> {
+        vec![
+            or_dash(self.reader_cpu_s_per_gib, 3),
+            or_dash(self.holder_cpu_s_per_gib, 3),
+            format!("{:.2}", self.reader_cpu_us_per_block),
+            or_dash(self.holder_cpu_us_per_block, 2),
+            format!("{:.2}", self.reader_allocations_per_block),
+            or_dash(self.holder_allocations_per_block, 2),
+            or_dash(self.works_per_block, 2),
+            or_dash(self.doorbells_per_block, 3),
+        ]
+    }
+
     /// `MEASURE SIZE VALUE`: `bandwidth` (MiB/s) and `latency` (microseconds of a batch) of bare
-    /// READs, `leased_bandwidth` and `leased`, `get_bandwidth` and `get`.
+    /// READs, `leased_bandwidth` and `leased`, `get_bandwidth` and `get`; `resident` alone, of which
+    /// nothing moves.
     fn write_lines(&self, out: &mut dyn Write) -> io::Result<()> {
         let (bandwidth, latency) = match self.what {
             What::Bare => ("bandwidth", "latency"),
             What::Leased => ("leased_bandwidth", "leased"),
             What::Get => ("get_bandwidth", "get"),
+            What::Resident => ("", "resident"),
         };
-        writeln!(out, "{bandwidth} {} {:.3}", self.size, self.gb_s * 1e9 / f64::from(1 << 20))?;
+        if let Some(gb_s) = self.gb_s {
+            writeln!(out, "{bandwidth} {} {:.3}", self.size, gb_s * 1e9 / f64::from(1 << 20))?;
+        }
         writeln!(out, "{latency} {} {:.3}", self.size, self.p50_us)
     }
+}
+
+/// A number with so many digits behind the point, where it is known.
+fn or_dash(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 #[cfg(test)]
@@ -225,23 +263,28 @@ pub(super) mod tests {
             streams: 2,
             threads: 1,
             run: 1,
+            merge: true,
             blocks: 10,
             hits: 0,
             busy: 0,
             seconds: 1.0,
-            gb_s,
+            gb_s: (what != What::Resident).then_some(gb_s),
             blocks_s: 10.0,
             p50_us: 12.5,
             p90_us: 13.0,
             p99_us: 14.0,
             p999_us: 15.0,
             max_us: 16.0,
-            reader_cpu_s_per_gib: 0.5,
-            holder_cpu_s_per_gib: 0.25,
+            reader_cpu_s_per_gib: Some(0.5),
+            holder_cpu_s_per_gib: Some(0.25),
+            reader_cpu_us_per_block: 1.5,
+            holder_cpu_us_per_block: None,
+            reader_allocations_per_block: 0.0,
+            holder_allocations_per_block: Some(2.0),
             works_per_block: Some(1.0),
-            posts_per_block: None,
-            window_gb_s: 3.0,
-            machine_gb_s: 2.0,
+            doorbells_per_block: None,
+            window_gb_s: Some(3.0),
+            machine_gb_s: Some(2.0),
         }
     }
 
@@ -264,6 +307,10 @@ pub(super) mod tests {
         assert_eq!((&json["bench"], &json["rows"][1]["what"]), (&"read".into(), &"leased".into()));
         let table = written(&report, Form::Table);
         assert!(table.contains("64KiB") && table.contains("Interrupted"), "{table}");
-        assert_eq!(row(What::Get, 1, 1.0).cells().len(), HEADER.len());
+        let get = row(What::Get, 1, 1.0);
+        assert_eq!(get.names().len(), NAMES.len());
+        assert_eq!((get.rates().len(), get.costs().len()), (RATES.len(), COSTS.len()));
+        report.rows = vec![row(What::Resident, 4096, 1.0)];
+        assert_eq!(written(&report, Form::Lines), "resident 4096 12.500\n");
     }
 }

@@ -10,6 +10,7 @@ use crate::policy::{Origin, Policy};
 use crate::store::{
     Committed, Evicted, Found, InsertError, Payload, PinError, Store, StoreConfig, UnpinError,
 };
+use crate::sys::memory::prefer_huge_pages;
 use crate::types::{BlockKey, RequesterIndex, ResidentId};
 
 /// Buffers of a thread.
@@ -102,5 +103,13 @@ macro_rules! contends {
     };
 }
 
-contends!(Store, |config| Store::new(config, Arc::new(Discard)).map_err(CliError::usage));
+/// The store as a node sets it up.
+fn store(config: StoreConfig) -> Result<Store, CliError> {
+    let store = Store::new(config, Arc::new(Discard)).map_err(CliError::usage)?;
+    // A kernel without huge pages measures what its nodes have.
+    drop(store.tables().into_iter().try_for_each(prefer_huge_pages));
+    Ok(store)
+}
+
+contends!(Store, store);
 contends!(Mutexed, |config| Ok(Mutexed::new(config)));

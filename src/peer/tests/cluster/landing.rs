@@ -1,7 +1,7 @@
 //! A node's memory and residents.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -12,7 +12,10 @@ use super::super::krate::peer::{Landing, LentLayout, Published};
 use super::super::krate::policy::Origin;
 use super::super::krate::protocol::{Place, RegionEntry, TensorEntry};
 use super::super::krate::store::{Evicted, InsertError, Payload, Store};
-use super::super::krate::types::{BlockKey, EvictionRank, Extent, PoolId, ResidentCause};
+use super::super::krate::types::{
+    BlockKey, EvictionRank, Extent, PoolId, ResidentCause, ResidentId,
+};
+use super::ledger::Ledger;
 use super::{STRIDED_BYTES, bytes_of, key_of};
 
 /// Extents that the peer core owns as destinations, by offset.
@@ -98,13 +101,30 @@ pub(crate) struct TestLanding {
     /// Requesters that those had been served to.
     pub(crate) readers_of_evicted: u64,
     pub(crate) pause_ms: u32,
+    pub(crate) ledger: Arc<Ledger>,
+    /// Residents that a peer sent.
+    pub(crate) fetched: BTreeSet<ResidentId>,
 }
 
 impl TestLanding {
-    pub(super) fn new(store: Arc<Store>, pool: Arc<HostPool>, region: Region) -> Self {
-        let owned = Owned::default();
-        let (cache, evicted, readers_of_evicted, pause_ms) = (None, 0, 0, 0);
-        Self { cache, store, pool, region, owned, evicted, readers_of_evicted, pause_ms }
+    pub(super) fn new(
+        store: Arc<Store>,
+        pool: Arc<HostPool>,
+        region: Region,
+        ledger: Arc<Ledger>,
+    ) -> Self {
+        Self {
+            cache: None,
+            store,
+            pool,
+            region,
+            owned: Owned::default(),
+            evicted: 0,
+            readers_of_evicted: 0,
+            pause_ms: 0,
+            ledger,
+            fetched: BTreeSet::new(),
+        }
     }
 
     /// Evicts one resident; its memory is overwritten and given back.
@@ -117,6 +137,8 @@ impl TestLanding {
         scribble(&self.pool, payload.extent);
         self.pool.release(payload.extent).unwrap();
         self.evicted += 1;
+        self.fetched.remove(&id);
+        self.ledger.change(&key, false);
         Some(key)
     }
 
@@ -142,6 +164,7 @@ impl TestLanding {
         match self.store.insert(key_of(block), payload, origin, false) {
             Ok(_) => {
                 let _resident = reservation.into_extent();
+                self.ledger.change(&key_of(block), true);
             }
             Err(InsertError::AlreadyResident(_)) => {
                 self.store.already_resident(&key_of(block), ResidentCause::PartialHit);
@@ -247,6 +270,8 @@ impl Landing for TestLanding {
             match self.store.insert(key, payload, Origin::Fetched { source: rank }, true) {
                 Ok(found) => {
                     memory.hand_over();
+                    self.fetched.insert(found.id);
+                    self.ledger.change(&key, true);
                     return Published::Stored(found);
                 }
                 Err(InsertError::AlreadyResident(_)) => {

@@ -14,6 +14,7 @@ use super::super::krate::sim::{Random, SimEndpoint, SimFabric, SimNetwork};
 use super::super::krate::store::{ResidentView, Store, StoreConfig};
 use super::super::krate::types::{NodeEpoch, PoolId, Timestamp};
 use super::landing::TestLanding;
+use super::ledger::Ledger;
 use super::{Log, Noise, Shape, block_of, bytes_of, endpoint, key_of, node_id, requester_id};
 
 /// One running node.
@@ -27,7 +28,7 @@ pub(crate) struct Member {
     events: EventBatch,
     reads: ReadBatch,
     next_fetch: u64,
-    noise: Noise,
+    pub(crate) noise: Noise,
     chance: Random,
     /// Messages that were lost or sent twice.
     pub(crate) lost: u64,
@@ -74,7 +75,8 @@ impl Member {
         let local = local(vec![RegionEntry::from(&region), RegionEntry::from(&page)]);
         let (capabilities, residents) = (fabric.capabilities(), Arc::clone(&store));
         let peers = Peers::new(local, shape.peers, capabilities, residents, sink).unwrap();
-        let landing = TestLanding::new(store, pool, region);
+        let ledger = Arc::new(Ledger::new(Arc::clone(&store)));
+        let landing = TestLanding::new(store, pool, region, ledger);
         let (events, reads) = (EventBatch::default(), ReadBatch::default());
         let chance = Random::new(shape.seed ^ (u64::from(at.0) << 32));
         Self {

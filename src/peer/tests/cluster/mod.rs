@@ -2,6 +2,7 @@
 //! `tests/simulation`.
 
 mod landing;
+pub(crate) mod ledger;
 mod member;
 
 use std::sync::{LazyLock, Mutex};
@@ -120,7 +121,8 @@ impl Default for Shape {
         let peers = PeerConfig { lease, requester, pressure, breaker };
         let network = SimConfig::default();
         let noise = Noise::default();
-        Self { seed: 1, network, peers, pool_bytes: 64 << 10, residents: 64, noise }
+        let (pool_bytes, residents) = (64 << 10, 64);
+        Self { seed: 1, network, peers, pool_bytes, residents, noise }
     }
 }
 

@@ -1,13 +1,13 @@
 //! A stack of indices that are free: one word at its top, with a count of changes against the
 //! return of an old top, and one link per index, which lies in the memory of what is free.
 
-use crate::sync::{Apart, Cell, Shared};
+use super::{Apart, Cell, Shared};
 
 const INDEX_BITS: u32 = 28;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
 #[derive(Debug)]
-pub(super) struct FreeStack {
+pub(crate) struct FreeStack {
     /// The index at the top, and above it the count of changes: 36 bits. One that is beyond all
     /// indices says that none is free.
     top: Apart<Cell>,
@@ -15,14 +15,19 @@ pub(super) struct FreeStack {
 
 impl FreeStack {
     /// All indices are free; the lowest comes first.
-    pub(super) fn full() -> Self {
+    pub(crate) fn full() -> Self {
         Self { top: Apart(Cell::new(0)) }
+    }
+
+    /// No index is free yet.
+    pub(crate) fn empty() -> Self {
+        Self { top: Apart(Cell::new(INDEX_MASK)) }
     }
 
     /// `below` names the cell of an index: how far below it, in steps upwards, its next one is, less
     /// one. So zeros are a stack in which each index is followed by the next higher one. The cell of
     /// an index that is not free may hold anything.
-    pub(super) fn pop<'a>(&self, below: impl Fn(u32) -> Option<&'a Cell>) -> Option<u32> {
+    pub(crate) fn pop<'a>(&self, below: impl Fn(u32) -> Option<&'a Cell>) -> Option<u32> {
         loop {
             let top = self.top.get();
             let index = top & INDEX_MASK;
@@ -36,7 +41,7 @@ impl FreeStack {
     }
 
     /// `index`, whose cell is `below`, is free from now on.
-    pub(super) fn push(&self, index: u32, below: &Cell) {
+    pub(crate) fn push(&self, index: u32, below: &Cell) {
         loop {
             let top = self.top.get();
             let steps = (top & INDEX_MASK).wrapping_sub(u64::from(index) + 1) & INDEX_MASK;
@@ -66,5 +71,9 @@ mod tests {
         push(2);
         assert_eq!(pops(2), [Some(2), None]);
         assert_eq!(FreeStack::full().pop(|_| None), None);
+        let stack = FreeStack::empty();
+        assert_eq!(stack.pop(below), None);
+        stack.push(1, &cells[1]);
+        assert_eq!([stack.pop(below), stack.pop(below)], [Some(1), None]);
     }
 }

@@ -1,0 +1,143 @@
+//! A fabric whose calls are timed from outside, on the data thread that owns it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use kvrail::fabric::{
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
+    Region, RegionId, RemoteSpan, Wake, WindowId,
+};
+use kvrail::memory::Mapping;
+use kvrail::verbs::VerbsFabric;
+
+/// Nanoseconds since a moment that all threads of this process share.
+pub(crate) fn nanos() -> u64 {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    u64::try_from(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos()).unwrap()
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// A poll returned, and what it brought.
+    Polled { message: bool, completed: bool },
+    /// A message is about to be sent.
+    Sending,
+    /// It was posted.
+    Sent,
+    /// READs are about to be posted.
+    Posting,
+    /// They were.
+    Posted,
+}
+
+/// Marks with their moments, in order.
+pub(crate) type Marks = Arc<Mutex<Vec<(u64, Mark)>>>;
+
+/// How much is marked. Each mark costs, under emulation more than a microsecond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Nothing.
+    None,
+    /// What polls bring, and that something is about to be sent.
+    Ends,
+    /// All.
+    All,
+}
+
+/// A fabric that marks its calls.
+pub(crate) struct Timed {
+    fabric: VerbsFabric,
+    detail: Detail,
+    marks: Marks,
+}
+
+impl Timed {
+    pub(crate) fn new(fabric: VerbsFabric, detail: Detail) -> (Self, Marks) {
+        // Longer than one read's: no mark waits for memory.
+        let marks = Arc::new(Mutex::new(Vec::with_capacity(1 << 16)));
+        (Self { fabric, detail, marks: Arc::clone(&marks) }, marks)
+    }
+
+    fn mark(&self, mark: Mark) {
+        let ends = matches!(mark, Mark::Polled { .. } | Mark::Sending);
+        if self.detail == Detail::None || self.detail == Detail::Ends && !ends {
+            return;
+        }
+        let mut marks = self.marks.lock().unwrap();
+        if marks.len() < marks.capacity() {
+            marks.push((nanos(), mark));
+        }
+    }
+}
+
+impl Fabric for Timed {
+    type Endpoint = SocketAddr;
+    type Memory = Mapping;
+
+    fn capabilities(&self) -> Capabilities {
+        self.fabric.capabilities()
+    }
+
+    fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
+        self.fabric.register(memory, access)
+    }
+
+    fn deregister(&mut self, region: RegionId) {
+        self.fabric.deregister(region);
+    }
+
+    fn connect(&mut self, to: &SocketAddr) -> Result<ConnectionId, FabricError> {
+        self.fabric.connect(to)
+    }
+
+    fn admit(&mut self, connection: ConnectionId) -> Result<(), FabricError> {
+        self.fabric.admit(connection)
+    }
+
+    fn grant(
+        &mut self,
+        connection: ConnectionId,
+        window: WindowId,
+        span: &RemoteSpan,
+    ) -> Result<u32, FabricError> {
+        self.fabric.grant(connection, window, span)
+    }
+
+    fn revoke(&mut self, connection: ConnectionId, window: WindowId) -> Result<(), FabricError> {
+        self.fabric.revoke(connection, window)
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: &[u8]) -> Result<(), FabricError> {
+        self.mark(Mark::Sending);
+        let sent = self.fabric.send(connection, message);
+        self.mark(Mark::Sent);
+        sent
+    }
+
+    fn post(&mut self, connection: ConnectionId, batch: &ReadBatch) -> Result<(), FabricError> {
+        self.mark(Mark::Posting);
+        let posted = self.fabric.post(connection, batch);
+        self.mark(Mark::Posted);
+        posted
+    }
+
+    fn close(&mut self, connection: ConnectionId) {
+        self.fabric.close(connection);
+    }
+
+    fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
+        let polled = self.fabric.poll(batch, timeout);
+        let any = |what: fn(&FabricEvent) -> bool| batch.events.iter().any(what);
+        self.mark(Mark::Polled {
+            message: any(|event| matches!(event, FabricEvent::Message { .. })),
+            completed: any(|event| matches!(event, FabricEvent::Completed(_))),
+        });
+        polled
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.fabric.waker()
+    }
+}
