@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::support::{
     Blocks, Counts, PATIENCE, assert_at_rest, cluster, is_lending, node_id, read, save, try_read,
-    until,
+    until, until_stopped,
 };
 
 /// A holder, and a reader that stands still with a lease in its hand.
@@ -71,6 +71,7 @@ fn a_node_that_leaves_lets_a_running_lease_end_and_sends_others_elsewhere() {
             assert_eq!(counts, Counts::all_ready(both.len()), "{}", reader.said());
         }
         assert!(is_lending(&at_holder), "it waits for the lease");
+        until_stopped(&scene.slow);
         scene.slow.signal(Signal::CONT);
         assert_eq!(reading.join().unwrap(), Counts::all_ready(both.len()));
     });

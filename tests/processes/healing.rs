@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::support::{
     BINARY, Blocks, Counts, IMPATIENT, assert_at_rest, cluster, metric, namespace, node_id, read,
-    save, until,
+    save, until, until_stopped,
 };
 
 #[test]
@@ -47,6 +47,7 @@ fn readers_of_one_block_share_its_fetch_and_outlive_the_first_of_them() {
             metric(&reader, "kvrail_shared_fetch_blocks_total") >= 3.0 * count
         });
         drop(first);
+        until_stopped(&holder);
         holder.signal(Signal::CONT);
         for other in others {
             assert_eq!(other.join().unwrap(), Counts::all_ready(blocks.len()), "{}", reader.said());

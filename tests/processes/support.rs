@@ -39,6 +39,16 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until a process has stopped itself: a signal to go on that came before would be lost on it.
+pub(crate) fn until_stopped(process: &Process) {
+    let stat = format!("/proc/{}/stat", process.id());
+    until("it stops itself", || {
+        let stat = std::fs::read_to_string(&stat).unwrap();
+        // Behind the name, which is in parentheses and may hold anything.
+        stat.rsplit_once(") ").is_some_and(|(_name, rest)| rest.starts_with('T'))
+    });
+}
+
 /// An empty cluster of the binary under test.
 pub(crate) fn cluster() -> Cluster {
     Cluster::new(BINARY).unwrap()
