@@ -102,6 +102,11 @@ impl Logs {
             return self.next_log(hand, rank);
         };
         let link = before.get();
+        // The hand's chunk may have come into another log before its link was read. That one's chunks
+        // would be taken for this one's, and freed with its tail on them, which nobody moved on.
+        if !matches!(self.under(hand), Some((Some(_), of)) if of == rank) {
+            return self.next_log(hand, rank);
+        }
         let number = self.chunk(link).map(super::Chunk::number);
         let Some(number) = number.filter(|_| link & NIL != NIL) else {
             return self.next_log(hand, rank);
