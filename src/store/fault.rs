@@ -34,6 +34,8 @@ pub(super) enum Fault {
     FoundUnchecked,
     /// A chunk that somebody froze, and did not come to replace, is left as it is.
     FrozenLeft,
+    /// The sweep asks whose its hand's chunk is before it reads the link there.
+    TagReadEarly,
     /// An operation that changes nothing does not look whether its resident is still there.
     UnchangedUnseen,
     /// What was found to be garbage of one chunk is passed by in another.

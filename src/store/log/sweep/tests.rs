@@ -1,0 +1,180 @@
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::store::word::Word;
+use crate::sync::park_at;
+
+/// A log of slots that are touched, each of which counts at its newest place.
+struct Touched {
+    logs: Logs,
+    places: RefCell<Vec<u64>>,
+}
+
+impl Touched {
+    fn touch(&self, slot: u32) {
+        let worth = |placed: Placed| match self.places.borrow().get(placed.slot as usize) {
+            Some(place) if *place == placed.position => Worth::Counts(Word(0)),
+            _ => Worth::Garbage,
+        };
+        let position = self.logs.append(EvictionRank::FIRST, slot, &worth);
+        self.places.borrow_mut()[slot as usize] = position;
+    }
+}
+
+/// Whether a log grows and grows behind a chunk that was frozen and never replaced.
+fn grows_behind_a_frozen_chunk() -> bool {
+    const SLOTS: u32 = 64;
+    let touched =
+        Touched { logs: Logs::new(SLOTS, false), places: RefCell::new(vec![0; SLOTS as usize]) };
+    (0..SLOTS).for_each(|slot| touched.touch(slot));
+    let hot = |round: u32| touched.touch(round * 2 % SLOTS);
+    // A chunk that the sweep has just made of what is touched no more. What follows it is still
+    // to be swept, so the link to that is not yet the one that the sweep made.
+    let logs = &touched.logs;
+    let is_such = |link: &u64| {
+        let chunk = logs.chunk(*link).unwrap();
+        let next = chunk.next.get();
+        let number = logs.chunk(next).map(super::super::Chunk::number);
+        let cold = |entry: &Cell| {
+            let slot = Placed::new(EvictionRank::FIRST, entry.get()).slot;
+            slot < SLOTS && slot % 2 == 1
+        };
+        let following = logs.chunk(next).into_iter().flat_map(|chunk| chunk.entries);
+        number.is_some_and(|number| number != number_of(next))
+            && chunk.entries.iter().all(cold)
+            && following.into_iter().any(cold)
+    };
+    let link = (0..10_000).find_map(|round| {
+        hot(round);
+        let first = logs.head(EvictionRank::FIRST);
+        std::iter::successors(first, |link| {
+            let next = logs.chunk(*link)?.next.get();
+            (next & NIL != NIL).then_some(next)
+        })
+        .find(is_such)
+    });
+    logs.freeze(link.unwrap(), EvictionRank::FIRST).unwrap();
+    let settled = logs.used();
+    (0..100 * SLOTS).any(|round| {
+        hot(round);
+        logs.used() > 2 * settled
+    })
+}
+
+/// Whoever froze a chunk may have lost the race to replace it. The sweep goes on behind it.
+#[test]
+fn a_frozen_chunk_does_not_end_the_sweep_of_what_is_behind_it() {
+    assert!(!grows_behind_a_frozen_chunk());
+    fault::set(Some(Fault::FrozenLeft));
+    let grows = grows_behind_a_frozen_chunk();
+    fault::set(None);
+    assert!(grows, "the sweep does not need the repair");
+}
+
+/// Slots that are touched at ranks, each of which counts at its newest place.
+struct Ranked {
+    logs: Logs,
+    /// Of each slot the rank and, below it, the position.
+    places: Vec<AtomicU64>,
+}
+
+impl Ranked {
+    const SLOTS: u32 = 16;
+    const RANKS: [EvictionRank; 2] = [EvictionRank::FIRST, EvictionRank::clamped(2)];
+
+    fn new() -> Self {
+        let places = (0..Self::SLOTS).map(|_| AtomicU64::new(0)).collect();
+        let ranked = Self { logs: Logs::new(Self::SLOTS, false), places };
+        (0..Self::SLOTS).for_each(|slot| ranked.touch(EvictionRank::FIRST, slot));
+        ranked
+    }
+
+    fn worth(&self, placed: Placed) -> Worth {
+        let place = u64::from(placed.rank.get()) << u32::BITS | placed.position;
+        let newest = self.places.get(placed.slot as usize);
+        let counts = newest.is_some_and(|newest| newest.load(Ordering::SeqCst) == place);
+        if counts { Worth::Counts(Word(0)) } else { Worth::Garbage }
+    }
+
+    fn touch(&self, rank: EvictionRank, slot: u32) {
+        let position = self.logs.append(rank, slot, &|placed| self.worth(placed));
+        assert!(position >> u32::BITS == 0, "a place is a rank and a position");
+        let place = u64::from(rank.get()) << u32::BITS | position;
+        self.places[slot as usize].store(place, Ordering::SeqCst);
+    }
+
+    /// Touches slots at ranks as `random` has it, so that chunks go from one log to the other.
+    fn churn(&self, random: &mut u64, touches: u32) {
+        for _ in 0..touches {
+            *random ^= *random << 13;
+            *random ^= *random >> 7;
+            *random ^= *random << 17;
+            let slot = u32::try_from(*random >> 20 & 0xffff).unwrap() % Self::SLOTS;
+            self.touch(Self::RANKS[usize::from(*random >> 40 & 1 == 0)], slot);
+        }
+    }
+
+    /// Whether each chunk is in one log, that of its rank, and each slot is at its place.
+    fn is_whole(&self) -> bool {
+        let (mut chunks, mut counting) = (BTreeSet::new(), 0);
+        for rank in Self::RANKS {
+            let mut link = self.logs.head(rank).unwrap();
+            while let Some(chunk) = self.logs.chunk(link) {
+                if !chunks.insert(link & NIL) || chunk.tag.get() & 0xff != u64::from(rank.get()) {
+                    return false;
+                }
+                let placed = chunk.entries.iter().map(|entry| Placed::new(rank, entry.get()));
+                counting += placed.filter(|it| self.worth(*it) != Worth::Garbage).count();
+                link = chunk.next.get() & !MARK;
+            }
+        }
+        counting == Self::SLOTS as usize
+    }
+}
+
+/// Whether the logs are whole behind a sweep that stood still at its access of this number while chunks
+/// went from log to log.
+fn is_whole_behind_a_sweep((access, seed): (u32, u32), fault: Option<Fault>) -> bool {
+    const DEADLINE: Duration = Duration::from_secs(60);
+    let mut random = u64::from((access << 8) + seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let ranked = Ranked::new();
+    ranked.churn(&mut random, 100);
+    let (parked, is_parked) = channel();
+    let (resume, resumed) = channel();
+    thread::scope(|scope| {
+        let ranked = &ranked;
+        let sweep = scope.spawn(move || {
+            fault::set(fault);
+            park_at(access, parked, resumed);
+            ranked.logs.sweep(&|placed| ranked.worth(placed));
+            // Where it had fewer accesses, it says now that it is over.
+            park_at(0, channel().0, channel().1);
+        });
+        match is_parked.recv_timeout(DEADLINE) {
+            Ok(()) => {
+                ranked.churn(&mut random, 20 + 10 * (seed % 16));
+                resume.send(()).unwrap();
+            }
+            Err(RecvTimeoutError::Disconnected) => {}
+            Err(RecvTimeoutError::Timeout) => panic!("access {access} is not reached"),
+        }
+        sweep.join().unwrap();
+    });
+    ranked.is_whole()
+}
+
+/// A chunk that the hand is at may come into another log while a thread stands still there.
+#[test]
+fn a_sweep_that_stood_still_takes_no_other_log_for_its_own() {
+    let points = || (0..100).flat_map(|access| (0..16).map(move |seed| (access, seed)));
+    for point in points() {
+        assert!(is_whole_behind_a_sweep(point, None), "access and seed {point:?}");
+    }
+    let is_whole = |point| is_whole_behind_a_sweep(point, Some(Fault::TagReadEarly));
+    assert!(!points().all(is_whole), "the tag might as well be read before the link");
+}
