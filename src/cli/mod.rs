@@ -20,6 +20,7 @@ mod registry;
 mod serve;
 mod sink;
 pub mod stat;
+mod table;
 #[cfg(test)]
 mod tests;
 

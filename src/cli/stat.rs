@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
 
 use super::CliError;
 use super::door::{DoorArgs, write_json, written};
+use super::table::table;
 use crate::config::Size;
 use crate::protocol::door::stat::StatReport;
 use crate::types::{NodeId, WordError};
@@ -71,7 +71,7 @@ fn text(report: &StatReport) -> String {
     let node = &report.node;
     let residents = &report.residents;
     let registry = &report.registry;
-    let mut summary = table(&[], 0);
+    let mut summary = table([], 0);
     summary.add_row(["node", &node.id]);
     summary.add_row(["address", &node.address]);
     summary.add_row(["requester", &node.requester]);
@@ -92,13 +92,13 @@ fn text(report: &StatReport) -> String {
     );
     summary.add_row(["registry", &registry]);
 
-    let mut ranks = table(&["rank", "blocks"], 0);
+    let mut ranks = table(["rank", "blocks"], 0);
     for (count, rank) in residents.ranks.iter().zip(1..) {
         if *count > 0 {
             ranks.add_row([format!("{rank}"), format!("{count}")]);
         }
     }
-    let mut pools = table(&["pool", "size", "used", "free"], 1);
+    let mut pools = table(["pool", "size", "used", "free"], 1);
     for pool in &report.pools {
         let used = pool.bytes.saturating_sub(pool.free_bytes);
         pools.add_row([
@@ -108,7 +108,7 @@ fn text(report: &StatReport) -> String {
             human(pool.free_bytes),
         ]);
     }
-    let mut requesters = table(&["requester", "leases", "blocks", "bytes"], 1);
+    let mut requesters = table(["requester", "leases", "blocks", "bytes"], 1);
     for one in &report.requesters {
         requesters.add_row([
             one.name.clone(),
@@ -117,8 +117,8 @@ fn text(report: &StatReport) -> String {
             human(one.bytes),
         ]);
     }
-    let mut peers = table(&["peer", "requester", "state", "transport"], 4);
-    let mut rails = table(&["peer", "NIC", "its NIC", "queue pairs", "why"], 5);
+    let mut peers = table(["peer", "requester", "state", "transport"], 4);
+    let mut rails = table(["peer", "NIC", "its NIC", "queue pairs", "why"], 5);
     for peer in &report.peers {
         peers.add_row([&peer.id, &peer.requester, &peer.state, &peer.transport]);
         for rail in &peer.rails {
@@ -132,20 +132,6 @@ fn text(report: &StatReport) -> String {
         .map(|table| format!("{}\n", table.trim_fmt()))
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-/// A table without lines, whose columns from `numbers` on are right-aligned.
-fn table(header: &[&str], numbers: usize) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    if header.is_empty() {
-        return table;
-    }
-    table.set_header(header);
-    for column in table.column_iter_mut().skip(numbers) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 fn human(bytes: u64) -> String {

@@ -10,6 +10,7 @@ pub mod read;
 pub mod stall;
 pub mod store;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::CliError;
+use super::door::written;
 use super::process::{is_interrupted, watch_signals};
 
 /// Exit code of a process that an interrupt ended, as shells count it.
@@ -89,20 +91,27 @@ impl Bench {
         self.bar.inc(1);
     }
 
-    /// Takes the bar off the screen.
-    fn clear(&self) {
+    /// Takes the bar off the screen, and says whether a signal ended the run. Then a failure is none:
+    /// children that heard the signal, too, may have brought it about.
+    fn close(&self, outcome: Result<(), CliError>) -> Result<bool, CliError> {
         self.bar.finish_and_clear();
+        let interrupted = is_interrupted(&self.interrupted, outcome.is_err());
+        if interrupted { Ok(true) } else { outcome.map(|()| false) }
     }
 
     fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
     }
+}
 
-    /// Whether a signal ended it. One that `failed` may have failed because its children heard the
-    /// signal, too.
-    fn ended(&self, failed: bool) -> bool {
-        is_interrupted(&self.interrupted, failed)
-    }
+/// Prints a report, and says how a bench ended.
+fn print(
+    interrupted: bool,
+    report: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<ExitCode, CliError> {
+    let out = &mut io::stdout().lock();
+    written(report(out).and_then(|()| out.flush()))?;
+    Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 /// The middle of these values, or the mean of the two in the middle.

@@ -2,11 +2,11 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use super::{Finding, Status, Wanted};
 use crate::cli::door::write_json;
+use crate::cli::table::table;
 use crate::sys::rdma_sysfs::RdmaDevice;
 
 /// One address of one port.
@@ -48,7 +48,7 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut lines = table(&["", "check", "finding"]);
+        let mut lines = table(["", "check", "finding"], 3);
         for finding in &self.findings {
             let mut what = finding.what.clone();
             if let Some(remedy) = &finding.remedy {
@@ -60,7 +60,7 @@ impl Report {
         let mut text = format!("{}\n", lines.trim_fmt());
         if !self.gids.is_empty() {
             let mut lines =
-                table(&["", "device", "port", "gid", "address", "type", "rank", "reason"]);
+                table(["", "device", "port", "gid", "address", "type", "rank", "reason"], 8);
             for gid in &self.gids {
                 lines.add_row([
                     if gid.chosen { "*" } else { "" }.to_owned(),
@@ -101,12 +101,4 @@ fn gids(devices: &[RdmaDevice]) -> Vec<Gid> {
         }
     }
     all
-}
-
-/// A table without lines. Nothing is wrapped: a remedy is there to be copied.
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(header);
-    table
 }

@@ -1,6 +1,7 @@
 //! The health of peers as a person reads it.
 
-use super::{human, table};
+use super::human;
+use crate::cli::table::table;
 use crate::protocol::door::stat::HealthStat;
 
 /// One line for each peer, path and NIC that something is known of.
@@ -19,7 +20,7 @@ pub(super) fn text(health: &[HealthStat]) -> String {
         "lends",
         "last reason",
     ];
-    let mut lines = table(&header, 9);
+    let mut lines = table(header, 9);
     for one in health {
         let of_peer = |text: String| if one.scope == "peer" { text } else { String::new() };
         lines.add_row([

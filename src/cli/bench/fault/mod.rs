@@ -8,7 +8,6 @@
 mod relay;
 mod report;
 
-use std::io::{self, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -17,9 +16,8 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use super::pair::{HOLDER_ID, Pair, PairArgs, Readers, Sample, Window};
-use super::{Bench, INTERRUPTED};
+use super::{Bench, print};
 use crate::cli::CliError;
-use crate::cli::door::written;
 use crate::client::Client;
 use crate::config::duration;
 use crate::runtime::deadline::Deadline;
@@ -150,15 +148,8 @@ pub(super) fn run(args: &FaultArgs) -> Result<ExitCode, CliError> {
         }
         trial.readers.end().map(drop)
     })();
-    bench.clear();
-    report.interrupted = bench.ended(outcome.is_err());
-    // Children that heard the signal, too, are no failure.
-    if !report.interrupted {
-        outcome?;
-    }
-    let out = &mut io::stdout().lock();
-    written(report.write(args.json, out).and_then(|()| out.flush()))?;
-    Ok(if report.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    report.interrupted = bench.close(outcome)?;
+    print(report.interrupted, |out| report.write(args.json, out))
 }
 
 struct Trial<'a> {

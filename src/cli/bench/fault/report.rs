@@ -2,13 +2,13 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::Fault;
 use crate::cli::bench::machine::Machine;
 use crate::cli::bench::pair::{Outcome, PairArgs};
 use crate::cli::door::write_json;
+use crate::cli::table::table;
 
 /// One fault, from its strike on. Times are absent where that did not come while it was waited for.
 #[derive(Debug, Clone, Serialize)]
@@ -81,12 +81,7 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(HEADER);
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let mut table = table(HEADER, 1);
         let millis = |it: Option<f64>| it.map_or("-".to_owned(), |it| format!("{it:.0}"));
         for row in &self.rows {
             let Outcome { busy, not_found, failed, wrong, .. } = row.outcome;

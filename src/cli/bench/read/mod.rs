@@ -20,7 +20,6 @@ mod running;
 mod sweep;
 mod usage;
 
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,10 +31,9 @@ use serde::Serialize;
 pub use fabric::DeviceArgs;
 pub use hold::HoldArgs;
 
-use super::{Bench, INTERRUPTED};
+use super::{Bench, print};
 use crate::cli::CliError;
 use crate::cli::cluster::{Cluster, Process};
-use crate::cli::door::written;
 use crate::config::{Size, duration};
 use crate::limits::{READ_BYTES_MAX, STREAMS_MAX};
 use crate::node::TransportChoice;
@@ -167,12 +165,7 @@ pub(super) fn run(args: &ReadArgs) -> Result<ExitCode, CliError> {
     let holder_name = args.peer.map_or("loopback".to_owned(), |peer| format!("holder {peer}"));
     let mut report = Report::new(holder_name);
     let outcome = sweep.measure(&mut holder, &bench, &mut report);
-    bench.clear();
-    report.interrupted = bench.ended(outcome.is_err());
-    // A child that heard the signal, too, is no failure.
-    if !report.interrupted {
-        outcome?;
-    }
+    report.interrupted = bench.close(outcome)?;
     if let Some(path) = &args.plot {
         plot::draw(&report, path).map_err(|error| {
             CliError::failed(format!("--plot: cannot write {}: {error}", path.display()))
@@ -183,10 +176,7 @@ pub(super) fn run(args: &ReadArgs) -> Result<ExitCode, CliError> {
         (_, true) => Form::Lines,
         _ => Form::Table,
     };
-    let out = &mut io::stdout().lock();
-    written(report.write(form, out).and_then(|()| out.flush()))?;
-    let interrupted = report.interrupted;
-    Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    print(report.interrupted, |out| report.write(form, out))
 }
 
 /// A holder on this host.

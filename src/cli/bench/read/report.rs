@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::What;
@@ -10,6 +9,7 @@ use super::fabric::Transport;
 use super::limit::{Copies, Sockets};
 use crate::cli::bench::machine::Machine;
 use crate::cli::door::write_json;
+use crate::cli::table::table;
 use crate::config::Size;
 
 /// One point of the sweep.
@@ -180,12 +180,7 @@ impl Report {
     }
 
     fn table(&self, columns: &[&str], cells: fn(&Row) -> Vec<String>) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(NAMES.iter().chain(columns));
-        for column in table.column_iter_mut().skip(TEXTS) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let mut table = table(NAMES.iter().chain(columns).copied(), TEXTS);
         for row in &self.rows {
             table.add_row(row.names().into_iter().chain(cells(row)));
         }

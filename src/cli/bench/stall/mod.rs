@@ -9,7 +9,6 @@ mod report;
 mod saver;
 mod stop;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -17,9 +16,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::pair::{Pair, PairArgs, Readers, Window, blocks, namespace};
-use super::{Bench, INTERRUPTED};
+use super::{Bench, print};
 use crate::cli::CliError;
-use crate::cli::door::written;
 use crate::cli::process::CONTROL_THREAD;
 use crate::client::{Acquired, Client};
 use crate::config::duration;
@@ -97,15 +95,8 @@ pub(super) fn run(args: &StallArgs) -> Result<ExitCode, CliError> {
     let pair = Pair::start(&args.pair, None)?;
     let mut report = Report::new(&args.pair, pair.transport()?);
     let outcome = measure(&pair, &stalls, &bench, &mut report);
-    bench.clear();
-    report.interrupted = bench.ended(outcome.is_err());
-    // Children that heard the signal, too, are no failure.
-    if !report.interrupted {
-        outcome?;
-    }
-    let out = &mut io::stdout().lock();
-    written(report.write(args.json, out).and_then(|()| out.flush()))?;
-    Ok(if report.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    report.interrupted = bench.close(outcome)?;
+    print(report.interrupted, |out| report.write(args.json, out))
 }
 
 fn measure(

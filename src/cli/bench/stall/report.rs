@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::Stalled;
 use crate::cli::bench::machine::Machine;
 use crate::cli::bench::pair::{Outcome, PairArgs, Window};
 use crate::cli::door::write_json;
+use crate::cli::table::table;
 
 /// The reads that were under way while something stood still.
 #[derive(Debug, Clone, Serialize)]
@@ -98,12 +98,7 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(HEADER);
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let mut table = table(HEADER, 1);
         for row in &self.rows {
             let base = self.base(row);
             let ratio = |own: f64, of: fn(&Row) -> f64| {

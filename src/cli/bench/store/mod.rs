@@ -30,7 +30,7 @@ pub use measure::Measure;
 pub use resident::Footprint;
 pub use zipf::{Random, Zipf, key, payload, shuffled};
 
-use super::{Bench, INTERRUPTED, count, finish};
+use super::{Bench, count, finish, print};
 use crate::cli::door::written;
 use crate::cli::{CliError, refuse};
 use crate::limits;
@@ -233,13 +233,10 @@ fn measure_all(args: &StoreArgs, all: &[Entrant], program: &Program) -> Result<E
     if plan.touches > 0 {
         memory(&plan, program, &bench, &mut figures)?;
     }
-    bench.clear();
+    let interrupted = bench.close(Ok(()))?;
     let names = plan.entrants.iter().map(|entrant| entrant.name).collect();
-    let report = Report::new(&plan, names, &figures, bench.is_interrupted());
-    let out = &mut io::stdout().lock();
-    written(report.write(args.json, out).and_then(|()| out.flush()))?;
-    let interrupted = bench.is_interrupted();
-    Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    let report = Report::new(&plan, names, &figures, interrupted);
+    print(interrupted, |out| report.write(args.json, out))
 }
 
 /// The entrants as round `round` has them: who goes first changes.

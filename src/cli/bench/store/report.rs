@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::measure::Measure;
@@ -11,6 +10,7 @@ use super::{BASELINE, Plan};
 use crate::cli::bench::machine::Machine;
 use crate::cli::bench::median;
 use crate::cli::door::write_json;
+use crate::cli::table::table;
 
 /// Where a figure was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,14 +93,8 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        let mut header = vec!["entries", "threads", "measure", "unit"];
-        header.extend(&self.contenders);
-        table.set_header(header);
-        for column in table.column_iter_mut().skip(4) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let header = ["entries", "threads", "measure", "unit"];
+        let mut table = table(header.into_iter().chain(self.contenders.iter().copied()), 4);
         for point in self.rows.chunk_by(|one, other| one.is_beside(other)) {
             let Some(first) = point.first() else { continue };
             let mut cells = vec![
