@@ -9,6 +9,7 @@
 //! first lane of each further pair of NICs each end therefore sends the pattern instead, in packets as
 //! long as a READ's: both directions are tried, and a SEND completes when the other end has it.
 
+use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -104,32 +105,31 @@ impl PathEnds {
 
     /// Says that READs do not cross it, and what to try.
     pub(super) fn warn(&self, what: &str) {
-        tracing::warn!(
-            device = self.device,
-            peer_device = self.peer_device,
-            gid = %Gid::new(self.ours),
-            peer_gid = %Gid::new(self.theirs),
-            mtu = bytes_of_mtu(self.mtu),
+        self.say(format_args!(
             "a peer that answers over TCP does not answer over RDMA: {what}. Where the GIDs are of \
              different networks, set --gid-index here or there; where they reach each other, the way \
              between them may not carry packets of this MTU: compare `ip link` on both hosts and the \
              switches' MTU (RoCE adds up to 90 bytes to its own), and give all of them the same one"
-        );
+        ));
     }
-}
 
-impl PathEnds {
     /// Says that a connection goes on without it.
     pub(super) fn left_out(&self, what: &str) {
+        self.say(format_args!(
+            "a pair of NICs carries no data and is left out of a connection: {what}. The connection goes on \
+             over its other pairs. Compare `ip link`, `ip route` and the switches' MTU on that rail, or say \
+             with --nic-pairs which NICs reach each other"
+        ));
+    }
+
+    fn say(&self, sentence: fmt::Arguments<'_>) {
         tracing::warn!(
             device = self.device,
             peer_device = self.peer_device,
             gid = %Gid::new(self.ours),
             peer_gid = %Gid::new(self.theirs),
             mtu = bytes_of_mtu(self.mtu),
-            "a pair of NICs carries no data and is left out of a connection: {what}. The connection goes on \
-             over its other pairs. Compare `ip link`, `ip route` and the switches' MTU on that rail, or say \
-             with --nic-pairs which NICs reach each other"
+            "{sentence}"
         );
     }
 }
