@@ -2,6 +2,7 @@
 # table: the median of each side, and the ratio.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+. "$root/tests/rxe/guest/common.sh"
 kvrail=${KVRAIL_BINARY:-$root/target/release/kvrail}
 # Where peers are installed, outside the project: BENCH_SCRATCH, also in the guest.
 scratch=${BENCH_SCRATCH:-$HOME/.cache/kvrail/peers}
@@ -53,21 +54,6 @@ stop_last() {
     wait "$child" 2>/dev/null || true
 }
 
-# until_true SECONDS COMMAND...
-until_true() {
-    local end=$((SECONDS + $1))
-    shift
-    until "$@"; do
-        ((SECONDS < end)) || return 1
-        sleep 0.1
-    done
-}
-
-# listens PORT
-listens() {
-    grep -qiE ":$(printf %04x "$1") [0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6
-}
-
 # ours SIZE ARGUMENT...: MB/s of bare READs.
 ours() {
     local size=$1
@@ -91,11 +77,7 @@ compare() {
         echo "$theirs" >>"$work/theirs.$what"
         echo "$mine" >>"$work/mine.$what"
     done
-    printf '%s\t%s\t%s\n' "$what" "$(median "$work/theirs.$what")" "$(median "$work/mine.$what")" >>"$work/rows"
-}
-
-median() {
-    sort -g "$1" | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'
+    printf '%s\t%s\t%s\n' "$what" "$(median <"$work/theirs.$what")" "$(median <"$work/mine.$what")" >>"$work/rows"
 }
 
 # print_table PEER WORK_HEADER: what was compared.
@@ -126,7 +108,6 @@ in_guest() {
 # The device, its packets' MTU and all that tests/rxe knows of it.
 on_device() {
     export RXE_SHARE=${RXE_SHARE:-$work}
-    . "$root/tests/rxe/guest/common.sh"
     [[ -n ${KVRAIL_RDMA_DEVICE:-} ]] || one_device
     device=$KVRAIL_RDMA_DEVICE
 }

@@ -36,10 +36,6 @@ ours() {
     "${command[@]}" "$1" "$2" | awk -v measure="$1" -v size="$2" '$1 == measure && $2 == size { print $3 }'
 }
 
-median() {
-    sort -g | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'
-}
-
 values=$(mktemp)
 for ((round = 1; round <= rounds; round++)); do
     for measure in "${measures[@]}"; do

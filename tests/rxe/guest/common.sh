@@ -1,5 +1,5 @@
-# Sourced by what runs beside the device: in a guest, or on the host itself where that has a device.
-# RXE_SHARE is a folder for results, shared with whoever started this.
+# Sourced by what runs beside the device, in a guest or on the host itself where that has a device, and by bench/peers for its
+# helpers. RXE_SHARE is a folder for results, shared with whoever started this; only what tests needs it.
 
 passed=0
 failed=0
@@ -80,6 +80,11 @@ until_true() {
 # listens PORT: whether a process of this host listens on that TCP port.
 listens() {
     grep -qiE ":$(printf %04x "$1") 0+:0000 0A" /proc/net/tcp /proc/net/tcp6
+}
+
+# The median of the numbers on standard input, a line each.
+median() {
+    sort -g | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'
 }
 
 # add_rxe DEVICE NETDEV: an RDMA device on a network interface, ready for use.
