@@ -19,7 +19,9 @@ use std::path::PathBuf;
 
 pub use layers::{Environment, default_socket};
 pub use registry::{RegistryConfig, RegistrySettings};
-pub use serve::{DoorConfig, LeaseConfig, MemoryConfig, PeerConfig, ServeConfig, StoreConfig};
+pub use serve::{
+    DoorConfig, GpuConfig, LeaseConfig, MemoryConfig, PeerConfig, ServeConfig, StoreConfig,
+};
 pub use settings::ServeSettings;
 pub use values::{
     ClusterSecret, HostPort, HugePages, Percent, PoolSpec, ProcessConfig, RegistryUrl, Size,

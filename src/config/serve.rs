@@ -12,6 +12,7 @@ use super::values::{
     SocketMode,
 };
 use crate::limits;
+use crate::memory::GpuDirect;
 use crate::node::TransportChoice;
 use crate::types::{NodeId, PolicyKind, RequesterId};
 use crate::verbs::{NicPair, PollMode};
@@ -28,6 +29,8 @@ pub struct ServeConfig {
     pub door: DoorConfig,
     /// The memory pools.
     pub memory: MemoryConfig,
+    /// The GPU whose memory blocks may live in.
+    pub gpu: Option<GpuConfig>,
     /// The store of residents.
     pub store: StoreConfig,
     /// What is lent, to whom, for how long.
@@ -38,6 +41,8 @@ pub struct ServeConfig {
     pub announce_rate: u32,
     /// Metrics, logs, life.
     pub process: ProcessConfig,
+    /// The library of the GPU's driver, where it is not the one that the loader finds.
+    pub gpu_driver: Option<PathBuf>,
     /// A fault that a test injects, in the words of whoever injects it.
     pub fault: Option<String>,
 }
@@ -115,6 +120,19 @@ pub struct MemoryConfig {
     pub watermark_low: Percent,
 }
 
+/// A GPU and what is taken of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuConfig {
+    /// Its number, as the driver gives it.
+    pub ordinal: u32,
+    /// Bytes of its memory.
+    pub pool: u64,
+    /// The ways for RDMA devices into it that may be taken.
+    pub direct: GpuDirect,
+    /// Bytes of host memory for blocks that go there, and as many for those that leave.
+    pub staging: u64,
+}
+
 /// The store of residents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreConfig {
@@ -172,6 +190,7 @@ impl ServeConfig {
             store: store(&settings, bytes),
             lease: lease(&settings, bytes)?,
             memory,
+            gpu: gpu(&settings)?,
             door: door(&settings, from)?,
             process: ProcessConfig {
                 metrics_listen: settings.metrics_listen,
@@ -181,6 +200,7 @@ impl ServeConfig {
             },
             registry: settings.registry.clone(),
             announce_rate: settings.announce_rate.unwrap_or(200_000),
+            gpu_driver: settings.gpu_driver.clone(),
             fault: settings.fault.clone(),
             peers: peers(settings)?,
         })
@@ -389,6 +409,52 @@ fn memory(settings: &ServeSettings) -> Result<MemoryConfig, ConfigError> {
         watermark_high,
         watermark_low,
     })
+}
+
+/// Settings of a GPU's memory need a GPU, and a GPU needs a size.
+fn gpu(settings: &ServeSettings) -> Result<Option<GpuConfig>, ConfigError> {
+    let Some(ordinal) = settings.gpu else {
+        let given = [
+            ("--gpu-pool", settings.gpu_pool.is_some()),
+            ("--gpu-direct", settings.gpu_direct.is_some()),
+            ("--gpu-staging", settings.gpu_staging.is_some()),
+        ];
+        return match given.into_iter().find(|(_, given)| *given) {
+            Some(_) => Err(ConfigError::Missing {
+                setting: "--gpu",
+                reason: "the other settings of GPU memory need the GPU's number, such as --gpu 0",
+            }),
+            None => Ok(None),
+        };
+    };
+    let Some(Size(pool)) = settings.gpu_pool.filter(|size| size.0 >= PoolSpec::BYTES_MIN) else {
+        return Err(ConfigError::Missing {
+            setting: "--gpu-pool",
+            reason: "with --gpu it says how much of its memory is taken, at least 64KiB, such as 8GiB",
+        });
+    };
+    let direct = settings.gpu_direct.unwrap_or_default();
+    let transport = settings.transport.unwrap_or_default();
+    if direct == GpuDirect::Require
+        && matches!(transport, TransportChoice::Tcp | TransportChoice::Shm)
+    {
+        return Err(ConfigError::Contradiction {
+            first: "--gpu-direct",
+            second: "--transport",
+            reason: format!(
+                "the first is require, and with {transport} no RDMA device reaches GPU memory; leave \
+                 one out"
+            ),
+        });
+    }
+    let staging = settings.gpu_staging.map_or(64 << 20, |size| size.0);
+    if staging < PoolSpec::BYTES_MIN {
+        return Err(ConfigError::Value {
+            origin: "--gpu-staging".to_owned(),
+            reason: format!("staging memory has at least {}", Size(PoolSpec::BYTES_MIN)),
+        });
+    }
+    Ok(Some(GpuConfig { ordinal, pool, direct, staging }))
 }
 
 fn store(settings: &ServeSettings, bytes: u64) -> StoreConfig {

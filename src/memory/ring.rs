@@ -149,10 +149,11 @@ mod tests {
                     ring.give(out.swap_remove(which % out.len()));
                 } else if let Some(piece) = ring.take(len) {
                     prop_assert!(piece.offset + piece.len <= 9 * UNIT);
-                    prop_assert!(out.iter().all(|other| {
+                    let apart = |other: &RingPiece| {
                         piece.offset + piece.len <= other.offset
                             || other.offset + other.len <= piece.offset
-                    }));
+                    };
+                    prop_assert!(out.iter().all(apart));
                     out.push(piece);
                 }
             }

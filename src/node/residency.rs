@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use super::evictions::Evictions;
 use crate::event::{Event, EventSink};
 use crate::limits;
-use crate::memory::{HostPool, Reservation, Usage, Watermarks};
+use crate::memory::{ExtentSpace, HostPool, Pool, Reservation, Usage, Watermarks};
 use crate::policy::Origin;
 use crate::protocol::door::EvictedBlock;
 use crate::registry::{Fingerprint, Partition};
@@ -56,6 +56,8 @@ pub struct Reserved {
 pub(super) struct Residency {
     pub(super) store: Arc<Store>,
     pub(super) pools: Vec<Arc<HostPool>>,
+    /// Pools of other memory than the host's, in which residents may lie too.
+    device_pools: Vec<Arc<dyn Pool + Send + Sync>>,
     pub(super) sink: Arc<dyn EventSink>,
     pub(super) clock: Clock,
     watermarks: Watermarks,
@@ -77,7 +79,7 @@ pub(super) struct Residency {
 impl Residency {
     pub(super) fn new(
         store: Arc<Store>,
-        pools: Vec<Arc<HostPool>>,
+        (pools, device_pools): (Vec<Arc<HostPool>>, Vec<Arc<dyn Pool + Send + Sync>>),
         watermarks: Watermarks,
         clock: Clock,
         sink: Arc<dyn EventSink>,
@@ -86,6 +88,7 @@ impl Residency {
         Self {
             store,
             pools,
+            device_pools,
             sink,
             clock,
             watermarks,
@@ -165,10 +168,10 @@ impl Residency {
     }
 
     /// Makes a block resident; a fetched one is pinned once.
-    pub(super) fn admit(
+    pub(super) fn admit<P: Pool>(
         &self,
         key: BlockKey,
-        memory: Reservation,
+        memory: Reservation<P>,
         checksum: u64,
         origin: Origin,
     ) -> Admitted {
@@ -200,10 +203,10 @@ impl Residency {
 
     /// Makes a fetched block resident, pinned for the reader that waits. A resident that was here
     /// already is pinned instead, and its rank recovers.
-    pub(super) fn admit_fetched(
+    pub(super) fn admit_fetched<P: Pool>(
         &self,
         key: BlockKey,
-        memory: Reservation,
+        memory: Reservation<P>,
         checksum: u64,
         source: EvictionRank,
     ) -> Admitted {
@@ -266,9 +269,9 @@ impl Residency {
 
     fn release(&self, victim: &Evicted) {
         let Extent { pool, .. } = victim.payload.extent;
-        let released = self.pools.iter().find(|own| own.id() == pool).map(|pool| {
+        let released = self.spaces().find(|own| own.id() == pool).map(|space| {
             // Nobody has a pin on the victim, and it is in no list any more.
-            pool.release(victim.payload.extent)
+            space.release(victim.payload.extent)
         });
         if !matches!(released, Some(Ok(()))) {
             // The store and the allocator disagree about who owns this memory: it stays out of use.
@@ -291,7 +294,7 @@ impl Residency {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        self.pools.iter().map(|pool| pool.usage()).fold(
+        self.spaces().map(ExtentSpace::usage).fold(
             Usage { bytes: 0, used: 0, largest_free: 0 },
             |sum, usage| Usage {
                 bytes: sum.bytes + usage.bytes,
@@ -299,6 +302,12 @@ impl Residency {
                 largest_free: sum.largest_free.max(usage.largest_free),
             },
         )
+    }
+
+    /// The spaces of all pools.
+    pub(super) fn spaces(&self) -> impl Iterator<Item = &ExtentSpace> {
+        let host = self.pools.iter().map(|pool| pool.space());
+        host.chain(self.device_pools.iter().map(|pool| pool.space()))
     }
 
     fn excess(&self) -> u64 {

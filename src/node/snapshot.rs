@@ -66,10 +66,10 @@ impl Inner {
         let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
         let stats = self.residency.count().await;
         let announcer = self.announcer.state();
-        let pools = self.residency.pools.iter().map(|pool| {
-            let usage = pool.usage();
+        let pools = self.residency.spaces().map(|space| {
+            let usage = space.usage();
             let free_bytes = usage.bytes.saturating_sub(usage.used);
-            PoolStat { id: pool.id().0, bytes: usage.bytes, free_bytes }
+            PoolStat { id: space.id().0, bytes: usage.bytes, free_bytes }
         });
         let report = StatReport {
             node: NodeStat {
@@ -82,6 +82,7 @@ impl Inner {
                 heartbeat_age_ms: millis(self.heartbeat_age()).into(),
             },
             pools: pools.collect(),
+            gpu: self.gpu.as_ref().map(|(stat, _)| stat.clone()),
             residents: ResidentStat {
                 blocks: stats.residents.into(),
                 bytes: stats.bytes,

@@ -53,6 +53,10 @@ pub(super) struct Holder {
     draining: bool,
     keys: Vec<BlockKey>,
     pinned: Vec<Result<Found, PinError>>,
+    /// Lends whose blocks are not ready to be read yet.
+    parked: Vec<ParkedLend>,
+    /// When they are looked at again.
+    look_at: Timestamp,
     ranks: Vec<u8>,
 }
 
@@ -73,6 +77,8 @@ impl Holder {
             draining: false,
             keys: Vec::new(),
             pinned: Vec::new(),
+            parked: Vec::new(),
+            look_at: Timestamp::ZERO,
             ranks: Vec::new(),
         })
     }
@@ -88,21 +94,90 @@ impl Holder {
         cx: &mut Context<'_, L>,
     ) {
         let &Lend { request, namespace, hashes } = lend;
-        let mut loans = std::mem::take(&mut cx.outbox.loans);
-        loans.clear();
-        let lease = if self.draining {
+        if self.draining {
             let blocks = hashes.len() as u64;
             self.sink.emit(Event::LendRefused { reason: LendRefusal::Draining, blocks });
+            let mut loans = std::mem::take(&mut cx.outbox.loans);
+            loans.clear();
             loans.resize(hashes.len(), Loan::Busy(LendRefusal::Draining).into());
-            LeaseId::NONE
+            return self.answer_lend(remote, request, (LeaseId::NONE, loans), cx);
+        }
+        self.keys.clear();
+        let key = |entry: &HashEntry| BlockKey { namespace, hash: entry.hash() };
+        self.keys.extend(hashes.iter().map(key));
+        self.pinned.clear();
+        self.store.pin_batch(&self.keys, &mut self.pinned);
+        if prepare_all(&self.pinned, cx.landing) {
+            self.lend_now(remote, request, cx);
+        } else if self.parked.len() < limits::PARKED_LENDS_MAX {
+            let (connection, until) = (remote.connection, cx.now + limits::PREPARE_TIMEOUT);
+            let pinned = std::mem::take(&mut self.pinned);
+            self.parked.push(ParkedLend { connection, request, pinned, until });
         } else {
-            self.keys.clear();
-            let key = |entry: &HashEntry| BlockKey { namespace, hash: entry.hash() };
-            self.keys.extend(hashes.iter().map(key));
-            self.pinned.clear();
-            self.store.pin_batch(&self.keys, &mut self.pinned);
-            self.lend_pinned(remote, cx.landing, &mut loans, cx.now)
-        };
+            self.let_go_of_unprepared(cx.landing);
+            self.lend_now(remote, request, cx);
+        }
+    }
+
+    /// Answers lends whose blocks have become ready, or have taken too long. `remote` knows the peers
+    /// that are up.
+    pub(super) fn handle_parked<'r, L: Landing>(
+        &mut self,
+        remote: impl Fn(ConnectionId) -> Option<&'r Remote>,
+        cx: &mut Context<'_, L>,
+    ) {
+        self.look_at = cx.now + limits::LOOK_AGAIN;
+        let mut at = 0;
+        while let Some(parked) = self.parked.get(at) {
+            let ready = prepare_all(&parked.pinned, cx.landing);
+            if !ready && parked.until > cx.now {
+                at += 1;
+                continue;
+            }
+            let ParkedLend { connection, request, pinned, .. } = self.parked.swap_remove(at);
+            self.pinned = pinned;
+            if !ready {
+                self.let_go_of_unprepared(cx.landing);
+            }
+            match remote(connection) {
+                Some(remote) => self.lend_now(remote, request, cx),
+                None => unpin_all(&self.pinned, &self.store),
+            }
+        }
+    }
+
+    /// Blocks that are not ready are not lent: busy, as their reader is told.
+    fn let_go_of_unprepared<L: Landing>(&mut self, landing: &mut L) {
+        for pinned in &mut self.pinned {
+            if let Ok(found) = pinned
+                && !landing.prepare(found)
+            {
+                Residents::unpin(&*self.store, found.id);
+                *pinned = Err(PinError::TooManyPins);
+            }
+        }
+    }
+
+    /// Lends what is pinned.
+    fn lend_now<L: Landing>(
+        &mut self,
+        remote: &Remote,
+        request: RequestId,
+        cx: &mut Context<'_, L>,
+    ) {
+        let mut loans = std::mem::take(&mut cx.outbox.loans);
+        loans.clear();
+        let lease = self.lend_pinned(remote, cx.landing, &mut loans, cx.now);
+        self.answer_lend(remote, request, (lease, loans), cx);
+    }
+
+    fn answer_lend<L: Landing>(
+        &mut self,
+        remote: &Remote,
+        request: RequestId,
+        (lease, loans): (LeaseId, Vec<LoanEntry>),
+        cx: &mut Context<'_, L>,
+    ) {
         let (ttl_ms, load) = (self.ttl_ms(), self.load(cx.landing));
         let answer = Message::Lease { request, lease, ttl_ms, load, loans: &loans };
         if lease != LeaseId::NONE {
@@ -299,6 +374,9 @@ impl Holder {
     pub(super) fn handle_closed(&mut self, on: ConnectionId) {
         self.windows.handle_closed(on);
         self.layouts.handle_closed(on);
+        for parked in self.parked.extract_if(.., |parked| parked.connection == on) {
+            unpin_all(&parked.pinned, &self.store);
+        }
     }
 
     pub(super) fn is_cutting(&self, requester: RequesterIndex) -> bool {
@@ -326,7 +404,9 @@ impl Holder {
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         let revoking = self.windows.are_used().then_some(&self.cutting);
         let limits = revoking.into_iter().flatten().map(|(_, limit)| *limit);
-        self.leases.poll_timeout().into_iter().chain(limits).min()
+        // No event tells that a block has become ready.
+        let parked = (!self.parked.is_empty()).then_some(self.look_at);
+        self.leases.poll_timeout().into_iter().chain(limits).chain(parked).min()
     }
 
     /// What all requesters hold.
@@ -364,6 +444,28 @@ fn cover(
     }
 }
 
+/// A lend whose blocks are pinned and not ready to be read yet.
+#[derive(Debug)]
+struct ParkedLend {
+    connection: ConnectionId,
+    request: RequestId,
+    pinned: Vec<Result<Found, PinError>>,
+    until: Timestamp,
+}
+
+/// Makes all blocks of a lend ready, or begins to; whether they are.
+fn prepare_all<L: Landing>(pinned: &[Result<Found, PinError>], landing: &mut L) -> bool {
+    // All of them are asked, so that what takes time runs at once.
+    let unready = pinned.iter().flatten().filter(|found| !landing.prepare(found));
+    unready.count() == 0
+}
+
+fn unpin_all(pinned: &[Result<Found, PinError>], store: &Store) {
+    for found in pinned.iter().flatten() {
+        Residents::unpin(store, found.id);
+    }
+}
+
 /// Lets go of all pins and says why nothing is lent.
 fn refuse_all(
     pinned: &[Result<Found, PinError>],
@@ -371,9 +473,7 @@ fn refuse_all(
     store: &Store,
     loans: &mut Vec<LoanEntry>,
 ) {
-    for found in pinned.iter().flatten() {
-        Residents::unpin(store, found.id);
-    }
+    unpin_all(pinned, store);
     let answer = |pinned: &Result<Found, PinError>| match pinned {
         Err(PinError::NotFound) => Loan::NotFound,
         Err(PinError::TooManyPins) => Loan::Busy(LendRefusal::Pins),

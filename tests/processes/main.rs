@@ -14,6 +14,10 @@
 #[path = "../registry/redis_server.rs"]
 #[expect(dead_code, reason = "the tests of registries use more of it")]
 mod redis_server;
+#[cfg(feature = "gpu")]
+#[path = "../cuda_standin/mod.rs"]
+#[expect(dead_code, reason = "the tests of the room use more of it")]
+mod cuda_standin;
 mod support;
 #[cfg(feature = "gpu")]
 #[path = "../cuda_standin/mod.rs"]
@@ -31,6 +35,7 @@ mod engine_gpu;
 mod engine_memory;
 mod fabric_attack;
 mod full_pool;
+mod gpu_memory;
 mod healing;
 mod holder_dies;
 mod hostile;

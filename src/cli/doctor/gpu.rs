@@ -18,12 +18,64 @@ const OPEN_MODULES: &str = "Open Kernel Module";
 
 pub(super) fn probe(host: &Host) -> Vec<Finding> {
     let gpus = gpus(host);
+    let driver = driver(host, gpus);
     if gpus == 0 {
-        return vec![Finding::ok("gpu", "no NVIDIA GPU: blocks stay in host memory")];
+        let none = Finding::ok("gpu", "no NVIDIA GPU: blocks stay in host memory");
+        return [none].into_iter().chain(driver).collect();
     }
     let dma_buf = dma_buf(host);
     let direct = dma_buf.status == Status::Ok;
-    vec![cuda(host, gpus), dma_buf, peermem(host, direct)]
+    let found = [cuda(host, gpus), dma_buf, peermem(host, direct)];
+    found.into_iter().chain(driver).collect()
+}
+
+/// Asks the driver for its GPUs: a line for each, or why there is none.
+#[cfg(feature = "gpu")]
+pub(super) fn ask_driver() -> Result<Vec<String>, String> {
+    use crate::cuda::{CudaError, Driver, LIBRARY_NAME};
+
+    let ask = || {
+        let driver = Driver::open(LIBRARY_NAME)?;
+        let (major, minor) = driver.version();
+        let line = |ordinal| {
+            let device = driver.device(ordinal)?;
+            let it = device.attributes();
+            let name = &it.name;
+            let yes = |has: bool| if has { "yes" } else { "no" };
+            Ok(format!(
+                "CUDA {major}.{minor}, GPU {ordinal}: {name} at {}, GPU-direct {}, dma-buf {}",
+                it.pci,
+                yes(it.rdma && device.check_writes().is_ok()),
+                yes(it.dma_buf)
+            ))
+        };
+        (0..driver.device_count()?).map(line).collect::<Result<_, CudaError>>()
+    };
+    ask().map_err(|error: CudaError| error.to_string())
+}
+
+/// Why there is no GPU in this binary.
+#[cfg(not(feature = "gpu"))]
+pub(super) fn ask_driver() -> Result<Vec<String>, String> {
+    Err("this binary was built without the feature gpu".to_owned())
+}
+
+/// What the driver itself said, where it was asked.
+fn driver(host: &Host, gpus: usize) -> Vec<Finding> {
+    const CHECK: &str = "cuda";
+    match &host.driver {
+        None => Vec::new(),
+        Some(Ok(lines)) => lines.iter().map(|line| Finding::ok(CHECK, line.clone())).collect(),
+        Some(Err(why)) if gpus == 0 => {
+            vec![Finding::ok(CHECK, format!("no GPU memory: {why}"))]
+        }
+        Some(Err(why)) => vec![Finding::bad(
+            CHECK,
+            Status::Warn,
+            why.clone(),
+            "mend this, or run kvrail serve without --gpu",
+        )],
+    }
 }
 
 fn gpus(host: &Host) -> usize {

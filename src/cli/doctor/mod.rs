@@ -58,12 +58,14 @@ pub(super) struct Host {
     root: HostRoot,
     wanted: Wanted,
     devices: Vec<RdmaDevice>,
+    /// What the GPU's driver says, where it was asked.
+    driver: Option<Result<Vec<String>, String>>,
 }
 
 impl Host {
     fn new(root: HostRoot, wanted: Wanted) -> Self {
         let devices = rdma_sysfs::devices(&root);
-        Self { root, wanted, devices }
+        Self { root, wanted, devices, driver: None }
     }
 
     /// How bad it is that something keeps RDMA from working. A host without a device never meant to
@@ -82,11 +84,20 @@ impl Host {
 /// # Errors
 /// [`CliError::Failed`] where the output cannot be written.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
-    doctor(HostRoot::host(), args, &mut io::stdout().lock())
+    let mut host = Host::new(HostRoot::host(), args.transport);
+    if args.transport != Wanted::Tcp {
+        host.driver = Some(gpu::ask_driver());
+    }
+    print(host, args, &mut io::stdout().lock())
 }
 
+#[cfg(test)]
 fn doctor(root: HostRoot, args: &DoctorArgs, out: &mut dyn Write) -> Result<ExitCode, CliError> {
-    let report = examine(Host::new(root, args.transport));
+    print(Host::new(root, args.transport), args, out)
+}
+
+fn print(host: Host, args: &DoctorArgs, out: &mut dyn Write) -> Result<ExitCode, CliError> {
+    let report = examine(host);
     written(report.write(args.json, out).and_then(|()| out.flush()))?;
     let failed = report.verdict == Status::Fail;
     Ok(if failed { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS })

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use super::super::krate::fabric::{Region, RegionId, RegisteredSpan};
 use super::super::krate::layout::{AllocationId, BlockId, KvSplit, Layout, Tensor};
 use super::super::krate::memory::{HostPool, Reservation, checksum_bytes};
-use super::super::krate::peer::{Landing, LentLayout, Published};
+use super::super::krate::peer::{Landing, LentLayout, Published, Settled};
 use super::super::krate::policy::Origin;
 use super::super::krate::protocol::{Place, RegionEntry, TensorEntry};
-use super::super::krate::store::{Evicted, InsertError, Payload, Store};
-use super::super::krate::types::{BlockKey, EvictionRank, Extent, PoolId, ResidentCause};
+use super::super::krate::store::{Evicted, Found, InsertError, Payload, Store};
+use super::super::krate::types::{BlockKey, EvictionRank, Extent, PoolId, ResidentCause, Scope};
 use super::{STRIDED_BYTES, bytes_of, key_of};
 
 /// Extents that the peer core owns as destinations, by offset.
@@ -23,6 +23,8 @@ type Owned = Rc<RefCell<BTreeMap<u64, u32>>>;
 pub(crate) struct Destination {
     reservation: Option<Reservation>,
     owned: Owned,
+    /// How often it was asked whether it has settled.
+    asked: u32,
 }
 
 impl Destination {
@@ -98,13 +100,31 @@ pub(crate) struct TestLanding {
     /// Requesters that those had been served to.
     pub(crate) readers_of_evicted: u64,
     pub(crate) pause_ms: u32,
+    /// How often a destination is asked before it has settled.
+    pub(crate) settle_after: u32,
+    /// Whether none ever does, and whose fault that is.
+    pub(crate) never_settles: Option<Scope>,
+    /// How often residents are not ready yet.
+    pub(crate) unready: u32,
 }
 
 impl TestLanding {
     pub(super) fn new(store: Arc<Store>, pool: Arc<HostPool>, region: Region) -> Self {
         let owned = Owned::default();
         let (cache, evicted, readers_of_evicted, pause_ms) = (None, 0, 0, 0);
-        Self { cache, store, pool, region, owned, evicted, readers_of_evicted, pause_ms }
+        Self {
+            cache,
+            store,
+            pool,
+            region,
+            owned,
+            evicted,
+            readers_of_evicted,
+            pause_ms,
+            settle_after: 0,
+            never_settles: None,
+            unready: 0,
+        }
     }
 
     /// Evicts one resident; its memory is overwritten and given back.
@@ -222,13 +242,26 @@ impl Landing for TestLanding {
             };
             self.owned.borrow_mut().insert(reservation.extent().offset, *size);
             let owned = Rc::clone(&self.owned);
-            out.push(Destination { reservation: Some(reservation), owned });
+            out.push(Destination { reservation: Some(reservation), owned, asked: 0 });
         }
     }
 
     fn spans(&self, memory: &Destination) -> impl Iterator<Item = RegisteredSpan> {
         let Extent { offset, len, .. } = memory.extent();
         std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
+    }
+
+    fn settle(&mut self, memory: &mut Destination) -> Settled {
+        if let Some(scope) = self.never_settles {
+            return Settled::Never(scope);
+        }
+        memory.asked += 1;
+        if memory.asked > self.settle_after { Settled::Now } else { Settled::Later }
+    }
+
+    fn prepare(&mut self, _found: &Found) -> bool {
+        self.unready = self.unready.saturating_sub(1);
+        self.unready == 0
     }
 
     fn checksum(&self, memory: &Destination) -> u64 {

@@ -1,0 +1,267 @@
+//! The GPU's pool as the data thread has it. See the module above.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::cuda::{Bound, Context, CudaError, GpuPool, Staging, StagingCopy, StagingSlot};
+use crate::fabric::{Region, RegisteredSpan, RemoteSpan};
+use crate::memory::Reservation;
+use crate::peer::Settled;
+use crate::store::{Found, Store};
+use crate::types::{Extent, ResidentId, Scope};
+
+/// What a tier is made of.
+#[derive(Debug)]
+pub(super) struct TierParts {
+    pub(super) context: Arc<Context>,
+    pub(super) pool: Arc<GpuPool>,
+    /// The pool's region, where every card reaches it.
+    pub(super) direct: Option<Region>,
+    /// Staging for blocks that arrive, and its region where they land there.
+    pub(super) arriving: (Staging<Arc<Block>>, Region),
+    /// Staging for blocks that are lent.
+    pub(super) leaving: (Staging<(u64, ResidentId)>, Region),
+    /// Who knows what is pinned.
+    pub(super) store: Arc<Store>,
+}
+
+/// An extent of the pool that a block is on its way into. The copy and the landing share it: it is free
+/// again when neither needs it.
+#[derive(Debug)]
+pub(super) struct Block {
+    memory: Reservation<GpuPool>,
+    checksum: AtomicU64,
+    /// Set behind the checksum, when the bytes are in place and known.
+    done: AtomicBool,
+}
+
+/// Memory for a block that arrives.
+#[derive(Debug)]
+pub(in crate::node) struct Arriving {
+    block: Arc<Block>,
+    len: u32,
+    /// Where it lands, where cards do not reach the pool; gone when its copy has begun.
+    slot: Option<StagingSlot>,
+    /// Whether the copy has begun.
+    copying: bool,
+}
+
+impl Arriving {
+    /// The checksum of the bytes, once settled.
+    pub(in crate::node) fn checksum(&self) -> u64 {
+        self.block.checksum.load(Ordering::Relaxed)
+    }
+
+    /// The extent, once settled; `None` while a copy still owns it.
+    pub(in crate::node) fn into_reservation(self) -> Option<Reservation<GpuPool>> {
+        Arc::into_inner(self.block).map(|block| block.memory)
+    }
+}
+
+/// A copy of a resident in staging memory, to be lent.
+#[derive(Debug)]
+struct Leaving {
+    resident: ResidentId,
+    /// `None` while the copy runs.
+    slot: Option<StagingSlot>,
+}
+
+/// The tier. See the module's documentation.
+#[derive(Debug)]
+pub(in crate::node) struct Tier {
+    parts: TierParts,
+    /// By offset in the pool.
+    leaving: BTreeMap<u64, Leaving>,
+    lost: bool,
+}
+
+impl Tier {
+    pub(super) fn new(parts: TierParts) -> Self {
+        Self { parts, leaving: BTreeMap::new(), lost: false }
+    }
+
+    /// Memory for a block that arrives; `None` where it shall land in a host pool.
+    pub(in crate::node) fn reserve(&mut self, len: u32) -> Option<Arriving> {
+        if self.lost {
+            return None;
+        }
+        let slot = match self.parts.direct {
+            Some(_) if !self.parts.arriving.0.fits(len.into()) => return None,
+            Some(_) => None,
+            None => Some(self.parts.arriving.0.take(len.into())?),
+        };
+        let mut memory = Vec::with_capacity(1);
+        Reservation::reserve_into(&self.parts.pool, &[len], &mut memory).ok()?;
+        let block = Block {
+            memory: memory.pop()?,
+            checksum: AtomicU64::new(0),
+            done: AtomicBool::new(false),
+        };
+        Some(Arriving { block: Arc::new(block), len, slot, copying: false })
+    }
+
+    /// Where a READ into this memory lands.
+    pub(in crate::node) fn span(&self, memory: &Arriving) -> RegisteredSpan {
+        let len = memory.len;
+        match (&memory.slot, &self.parts.direct) {
+            (None, Some(direct)) => {
+                let offset = memory.block.memory.extent().offset;
+                RegisteredSpan { region: direct.id, offset, len }
+            }
+            (slot, _) => {
+                let offset = slot.as_ref().map_or(0, StagingSlot::offset);
+                RegisteredSpan { region: self.parts.arriving.1.id, offset, len }
+            }
+        }
+    }
+
+    /// Brings a block that has landed to its place, and its checksum to light, a step at a time.
+    pub(in crate::node) fn settle(&mut self, memory: &mut Arriving) -> Settled {
+        if memory.block.done.load(Ordering::Relaxed) {
+            return Settled::Now;
+        }
+        if self.lost {
+            return Settled::Never(Scope::Local);
+        }
+        if let Err(error) = self.advance(memory) {
+            self.lose(&error);
+            return Settled::Never(Scope::Local);
+        }
+        if memory.block.done.load(Ordering::Relaxed) { Settled::Now } else { Settled::Later }
+    }
+
+    /// Begins the copy of a block that has none, and takes note of those that have ended.
+    fn advance(&mut self, memory: &mut Arriving) -> Result<(), CudaError> {
+        let context = Arc::clone(&self.parts.context);
+        let bound = context.bind()?;
+        if !memory.copying {
+            self.begin(&bound, memory)?;
+        }
+        self.poll_arriving(&bound)
+    }
+
+    fn begin(&mut self, bound: &Bound<'_>, memory: &mut Arriving) -> Result<(), CudaError> {
+        let extent = memory.block.memory.extent();
+        let staging = &mut self.parts.arriving.0;
+        let (way, slot) = if self.parts.direct.is_some() {
+            // It was written by a card; the copy out of it comes behind the flush.
+            bound.flush_writes()?;
+            (StagingCopy::FromDevice, staging.take(extent.len.into()))
+        } else {
+            let slot = memory.slot.take();
+            if let Some(slot) = &slot {
+                let sum = staging.mapping().checksum(slot.offset(), slot.len())?;
+                memory.block.checksum.store(sum, Ordering::Relaxed);
+            }
+            (StagingCopy::ToDevice, slot)
+        };
+        // Without a slot, and without room for a copy, it is tried again in the next round.
+        let Some(slot) = slot else { return Ok(()) };
+        match staging.begin(bound, way, (slot, extent.offset), Arc::clone(&memory.block)) {
+            Ok(()) => memory.copying = true,
+            Err((error, Some((slot, _block)))) if error.is_backpressure() => {
+                memory.slot = (way == StagingCopy::ToDevice).then_some(slot);
+            }
+            Err((error, _)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Takes note of the copies that have ended.
+    fn poll_arriving(&mut self, bound: &Bound<'_>) -> Result<(), CudaError> {
+        let direct = self.parts.direct.is_some();
+        let staging = &mut self.parts.arriving.0;
+        let mapping = Arc::clone(staging.mapping());
+        staging.poll(bound, |slot, block| {
+            if direct && let Ok(sum) = mapping.checksum(slot.offset(), slot.len()) {
+                block.checksum.store(sum, Ordering::Relaxed);
+            }
+            // Relaxed: one thread writes and reads both.
+            block.done.store(true, Ordering::Relaxed);
+        })
+    }
+
+    /// Makes a resident of the pool ready to be lent; `false` while that takes its time. The caller has
+    /// it pinned.
+    pub(in crate::node) fn prepare(&mut self, found: &Found) -> bool {
+        if self.parts.direct.is_some() || self.lost {
+            return true;
+        }
+        let extent = found.payload.extent;
+        if let Some(leaving) = self.leaving.get(&extent.offset)
+            && leaving.resident == found.id
+        {
+            if leaving.slot.is_some() {
+                return true;
+            }
+        } else if let Err(error) = self.begin_leaving(found.id, extent) {
+            self.lose(&error);
+            return true;
+        }
+        if let Err(error) = self.poll_leaving() {
+            self.lose(&error);
+            return true;
+        }
+        self.leaving.get(&extent.offset).is_some_and(|leaving| leaving.slot.is_some())
+    }
+
+    fn begin_leaving(&mut self, resident: ResidentId, extent: Extent) -> Result<(), CudaError> {
+        let bound = self.parts.context.bind()?;
+        let staging = &mut self.parts.leaving.0;
+        let slot = staging.take(extent.len.into()).or_else(|| {
+            // What nobody can read any more gives its place.
+            let store = &self.parts.store;
+            self.leaving
+                .retain(|_, leaving| leaving.slot.is_none() || is_pinned(store, leaving.resident));
+            staging.take(extent.len.into())
+        });
+        let Some(slot) = slot else { return Ok(()) };
+        let owned = (extent.offset, resident);
+        match staging.begin(&bound, StagingCopy::FromDevice, (slot, extent.offset), owned) {
+            Ok(()) => {
+                self.leaving.insert(extent.offset, Leaving { resident, slot: None });
+                Ok(())
+            }
+            Err((error, Some(_))) if error.is_backpressure() => Ok(()),
+            Err((error, _)) => Err(error),
+        }
+    }
+
+    fn poll_leaving(&mut self) -> Result<(), CudaError> {
+        let bound = self.parts.context.bind()?;
+        let leaving = &mut self.leaving;
+        self.parts.leaving.0.poll(&bound, |slot, (offset, resident)| {
+            let wanted = leaving.get_mut(&offset).filter(|entry| entry.resident == resident);
+            if let Some(entry) = wanted {
+                entry.slot = Some(slot);
+            }
+        })
+    }
+
+    /// What a peer is told to read for an extent of the pool.
+    pub(in crate::node) fn remote(&self, extent: &Extent) -> Option<RemoteSpan> {
+        if self.lost {
+            return None;
+        }
+        if let Some(direct) = &self.parts.direct {
+            return direct.remote(extent.offset, extent.len);
+        }
+        let slot = self.leaving.get(&extent.offset)?.slot.as_ref()?;
+        self.parts.leaving.1.remote(slot.offset(), extent.len)
+    }
+
+    fn lose(&mut self, error: &CudaError) {
+        if !std::mem::replace(&mut self.lost, true) {
+            tracing::error!(%error, "the GPU is lost: blocks in its memory fail, host memory serves on");
+        }
+    }
+}
+
+/// Whether somebody may still read this resident.
+fn is_pinned(store: &Store, resident: ResidentId) -> bool {
+    let mut views = Vec::new();
+    store.list(resident.slot, 1, &mut views);
+    // Another resident in its slot that is pinned keeps the copy, too: that costs its place only.
+    views.iter().any(|view| view.pins > 0)
+}
