@@ -107,7 +107,7 @@ pub const ENDED_LEASES_MAX: usize = 256;
 pub const PARKED_LENDS_MAX: usize = 256;
 
 /// How long a lend may wait for that: below the shortest time that readers give a holder to answer.
-pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
+pub const PREPARE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How often blocks are looked at that a device copies: about the time of a READ of a few blocks.
 pub const LOOK_AGAIN: Duration = Duration::from_micros(50);

@@ -53,7 +53,9 @@ impl<L: Landing> Requester<L> {
         }
         let mut blocks = std::mem::take(&mut self.finished);
         while let Some(finished) = self.transfers.poll_finished(&mut blocks) {
-            if settle_all(&mut blocks, cx.landing, false) {
+            // What a probe reads goes nowhere, and the same memory is read into again.
+            let probed = !self.fetches.values().any(|fetch| fetch.reads(finished.id));
+            if probed || settle_all(&mut blocks, cx.landing, false) {
                 self.conclude(&finished, &mut blocks, cx);
                 blocks.clear();
             } else {

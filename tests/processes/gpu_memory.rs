@@ -68,7 +68,7 @@ fn blocks_land_in_gpu_memory_and_are_served_from_there() {
     assert!(told.name.contains("stand-in"), "{told:?}");
     let told = Command::new(BINARY)
         .args(["stat", "--socket"])
-        .arg(b.addresses().unwrap().socket.unwrap())
+        .arg(b.addresses().unwrap().socket.as_ref().unwrap())
         .output()
         .unwrap();
     let told = String::from_utf8(told.stdout).unwrap();

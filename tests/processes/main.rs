@@ -14,10 +14,6 @@
 #[path = "../registry/redis_server.rs"]
 #[expect(dead_code, reason = "the tests of registries use more of it")]
 mod redis_server;
-#[cfg(feature = "gpu")]
-#[path = "../cuda_standin/mod.rs"]
-#[expect(dead_code, reason = "the tests of the room use more of it")]
-mod cuda_standin;
 mod support;
 #[cfg(feature = "gpu")]
 #[path = "../cuda_standin/mod.rs"]
@@ -28,6 +24,7 @@ mod authentication;
 mod bench;
 mod commands;
 mod demo;
+mod demo_gpu;
 mod disaggregated;
 mod drain;
 #[cfg(feature = "gpu")]

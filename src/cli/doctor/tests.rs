@@ -351,6 +351,24 @@ fn add_gpu(root: &HostRoot) {
 }
 
 #[test]
+fn what_the_gpus_driver_says_is_told_as_it_is() {
+    let (_directory, root) = mlx5();
+    let asked = |root: &HostRoot, driver: Result<Vec<String>, String>| {
+        let host = Host { driver: Some(driver), ..Host::new(root.clone(), Wanted::Auto) };
+        examine(host)
+    };
+    let absent = asked(&root, Err("cannot load libcuda.so.1".to_owned()));
+    assert_eq!(not_ok(&absent), [], "a host without a GPU needs none");
+    assert!(only(&absent, "cuda").what.contains("cannot load libcuda.so.1"));
+    let there = asked(&root, Ok(vec!["GPU 0".to_owned(), "GPU 1".to_owned()]));
+    assert_eq!(all(&there, "cuda").len(), 2);
+    add_gpu(&root);
+    let broken = asked(&root, Err("cuInit: CUDA_ERROR_UNKNOWN".to_owned()));
+    assert!(not_ok(&broken).contains(&("cuda", Status::Warn)));
+    remedied(&broken);
+}
+
+#[test]
 fn gpu_direct_needs_a_driver_and_a_way_in_and_never_fails() {
     let (_directory, root) = mlx5();
     add_gpu(&root);

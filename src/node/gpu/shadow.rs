@@ -23,7 +23,8 @@ pub(in crate::node) struct Shadows {
     /// The host pools, each registered with the driver once.
     hosts: Vec<(PoolId, Arc<HostRegistration>)>,
     queue: Mutex<CopyQueue>,
-    held: Mutex<BTreeMap<ResidentId, Vec<Reservation>>>,
+    /// One copy for all that hold a resident, and how many those are.
+    held: Mutex<BTreeMap<ResidentId, (Reservation, usize)>>,
 }
 
 impl Shadows {
@@ -47,16 +48,26 @@ impl Shadows {
     }
 
     /// Puts copies in host memory in the place of blocks in the GPU's, each as long as the block is
-    /// held. What cannot be copied now is busy, and is not held any more.
+    /// held. What finds no room is busy, what cannot be copied has failed; neither is held any more.
     pub(in crate::node) async fn in_host_memory(
         self: Arc<Self>,
         residency: &Residency,
         outcomes: &mut [AcquireOutcome],
     ) {
         let on_gpu = |outcome: &&mut AcquireOutcome| matches!(outcome, AcquireOutcome::Ready(held) if held.extent.pool == GPU_POOL);
-        let outcomes: Vec<_> = outcomes.iter_mut().filter(on_gpu).collect();
+        let mut wanted: Vec<&mut AcquireOutcome> = outcomes.iter_mut().filter(on_gpu).collect();
+        wanted.retain_mut(|outcome| match outcome {
+            AcquireOutcome::Ready(held) => match self.share(held.hold) {
+                Some(extent) => {
+                    held.extent = extent;
+                    false
+                }
+                None => true,
+            },
+            _ => false,
+        });
         let mut sources = Vec::new();
-        for outcome in &outcomes {
+        for outcome in &wanted {
             if let AcquireOutcome::Ready(held) = outcome {
                 sources.push(held.extent);
             }
@@ -64,32 +75,29 @@ impl Shadows {
         let mut memory = Vec::with_capacity(sources.len());
         let sizes: Vec<u32> = sources.iter().map(|extent| extent.len).collect();
         residency.reserve_some(&sizes, &mut memory);
-        let targets = memory.iter().map(Reservation::extent);
-        let pairs: Vec<_> = sources.into_iter().zip(targets).collect();
+        let pairs: Vec<_> =
+            sources.into_iter().zip(memory.iter().map(Reservation::extent)).collect();
         let this = Arc::clone(&self);
-        // The reservations stay here, and the pins with the outcomes, until the copies have ended.
-        let copied = match pairs.is_empty() {
-            true => Ok(Ok(())),
-            false => tokio::task::spawn_blocking(move || this.copy(&pairs)).await,
-        };
-        let copied = match copied {
-            Ok(Ok(())) => true,
+        // The reservations go along: a caller that goes away takes none from under a copy.
+        let copying = tokio::task::spawn_blocking(move || {
+            let copied = if pairs.is_empty() { Ok(()) } else { this.copy(&pairs) };
+            copied.map(|()| memory)
+        });
+        let (memory, otherwise) = match copying.await {
+            Ok(Ok(memory)) => (memory, AcquireOutcome::Busy),
             other => {
                 tracing::warn!(?other, "blocks could not be copied out of the GPU's memory");
-                false
+                (Vec::new(), AcquireOutcome::Failed)
             }
         };
         let mut memory = memory.into_iter();
-        for outcome in outcomes {
+        for outcome in wanted {
             let AcquireOutcome::Ready(held) = outcome else { continue };
-            match memory.next().filter(|_| copied) {
-                Some(memory) => {
-                    held.extent = memory.extent();
-                    self.keep(held.hold, memory);
-                }
+            match memory.next() {
+                Some(memory) => held.extent = self.keep(held.hold, memory),
                 None => {
                     residency.store.unpin_batch(&[held.hold]);
-                    *outcome = AcquireOutcome::Busy;
+                    *outcome = otherwise;
                 }
             }
         }
@@ -101,35 +109,55 @@ impl Shadows {
         let bound = self.context.bind()?;
         // One batch at a time: they share the way out of the GPU anyway.
         let mut queue = lock(&self.queue);
-        let from = End::Device(Arc::clone(self.pool.memory()));
-        let mut ended = Vec::new();
-        for (source, target) in blocks {
-            let host = self.hosts.iter().find(|(pool, _)| *pool == target.pool);
-            let Some((_, host)) = host else {
-                return Err(CudaError::Unsupported { what: "a copy", why: "the pool is unknown" });
-            };
-            let len = u64::from(source.len.min(target.len));
-            let piece = Piece::contiguous(source.offset, target.offset, len);
-            if queue.room() == 0 {
-                queue.drain(&bound, &mut ended)?;
-            }
-            queue.submit(&bound, (&from, &End::Host(Arc::clone(host))), &[piece], 0)?;
+        let begun = blocks.iter().try_for_each(|pair| self.begin(&bound, &mut queue, *pair));
+        // What was begun before a refusal has its memory until it has ended.
+        queue.drain(&bound, &mut Vec::new()).and(begun)
+    }
+
+    fn begin(
+        &self,
+        bound: &Bound<'_>,
+        queue: &mut CopyQueue,
+        (source, target): (Extent, Extent),
+    ) -> Result<(), CudaError> {
+        let host = self.hosts.iter().find(|(pool, _)| *pool == target.pool);
+        let Some((_, host)) = host else {
+            return Err(CudaError::Unsupported { what: "a copy", why: "the pool is unknown" });
+        };
+        if queue.room() == 0 {
+            queue.drain(bound, &mut Vec::new())?;
         }
-        queue.drain(&bound, &mut ended)
+        let from = End::Device(Arc::clone(self.pool.memory()));
+        let to = End::Host(Arc::clone(host));
+        let len = u64::from(source.len.min(target.len));
+        let piece = Piece::contiguous(source.offset, target.offset, len);
+        queue.submit(bound, (&from, &to), &[piece], 0)
     }
 
-    /// Keeps a copy until the hold on its resident is released once more.
-    fn keep(&self, hold: ResidentId, memory: Reservation) {
-        lock(&self.held).entry(hold).or_default().push(memory);
+    /// One more holds a resident that has a copy already: where that is.
+    fn share(&self, hold: ResidentId) -> Option<Extent> {
+        let mut held = lock(&self.held);
+        let (memory, holders) = held.get_mut(&hold)?;
+        *holders += 1;
+        Some(memory.extent())
     }
 
-    /// One hold on each of these residents ends, and a copy with it.
+    /// Keeps a copy until the last hold on its resident is released; where it is. Another one that was
+    /// made at the same time takes its place.
+    fn keep(&self, hold: ResidentId, memory: Reservation) -> Extent {
+        let mut held = lock(&self.held);
+        let (memory, holders) = held.entry(hold).or_insert((memory, 0));
+        *holders += 1;
+        memory.extent()
+    }
+
+    /// One hold on each of these residents ends.
     pub(in crate::node) fn release(&self, holds: &[ResidentId]) {
         let mut held = lock(&self.held);
         for hold in holds {
-            if let Some(copies) = held.get_mut(hold) {
-                copies.pop();
-                if copies.is_empty() {
+            if let Some((_, holders)) = held.get_mut(hold) {
+                *holders -= 1;
+                if *holders == 0 {
                     held.remove(hold);
                 }
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::cuda::{Bound, Context, CudaError, GpuPool, Staging, StagingCopy, StagingSlot};
-use crate::fabric::{Region, RegisteredSpan, RemoteSpan};
+use crate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::memory::Reservation;
 use crate::peer::Settled;
 use crate::store::{Found, Store};
@@ -109,10 +109,12 @@ impl Tier {
                 let offset = memory.block.memory.extent().offset;
                 RegisteredSpan { region: direct.id, offset, len }
             }
-            (slot, _) => {
-                let offset = slot.as_ref().map_or(0, StagingSlot::offset);
-                RegisteredSpan { region: self.parts.arriving.1.id, offset, len }
+            (Some(slot), _) => {
+                let region = self.parts.arriving.1.id;
+                RegisteredSpan { region, offset: slot.offset(), len }
             }
+            // Its copy has begun: nothing lands there any more. No fabric has such a region.
+            (None, None) => RegisteredSpan { region: RegionId(u16::MAX), offset: 0, len },
         }
     }
 

@@ -1,6 +1,8 @@
 //! Blocks that take copies on their way: from where they land to their place, and from there to where
 //! they are lent.
 
+use std::time::Duration;
+
 use super::cluster::{Cluster, Shape, is_failed, is_ready};
 use crate::event::Event;
 use crate::limits;
@@ -45,7 +47,10 @@ fn what_cannot_settle_fails_here_and_moves_no_rank() {
 
 #[test]
 fn a_copy_that_does_not_end_is_given_up() {
-    let mut cluster = saved(&[1]);
+    let mut shape = Shape::default();
+    shape.peers.requester.transfer_timeout = Duration::from_millis(100);
+    let mut cluster = Cluster::new(2, shape);
+    cluster.save(A, &[1]);
     cluster.node_mut(B).landing.settle_after = u32::MAX;
     let id = cluster.begin_fetch(B, A, &[1]);
     let fetched = cluster.finish(B, id);
