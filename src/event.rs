@@ -49,12 +49,21 @@ pub enum LendRefusal {
     Pressure,
     /// The node has as many leases out as it can keep.
     Leases,
+    /// Blocks in GPU memory found no staging memory in time.
+    Staging,
 }
 
 impl LendRefusal {
     /// All refusals.
-    pub const ALL: [Self; 6] =
-        [Self::Quota, Self::Pins, Self::Windows, Self::Draining, Self::Pressure, Self::Leases];
+    pub const ALL: [Self; 7] = [
+        Self::Quota,
+        Self::Pins,
+        Self::Windows,
+        Self::Draining,
+        Self::Pressure,
+        Self::Leases,
+        Self::Staging,
+    ];
 
     /// The name that metrics use.
     #[must_use]
@@ -66,6 +75,7 @@ impl LendRefusal {
             Self::Draining => "draining",
             Self::Pressure => "pressure",
             Self::Leases => "leases",
+            Self::Staging => "staging",
         }
     }
 }

@@ -11,7 +11,7 @@ use super::CliError;
 use super::door::{DoorArgs, write_json, written};
 use super::table::table;
 use crate::config::Size;
-use crate::protocol::door::stat::StatReport;
+use crate::protocol::door::stat::{GpuStat, GpuWayRefused, StatReport};
 use crate::types::{NodeId, WordError};
 
 /// Arguments of `kvrail stat`.
@@ -66,6 +66,14 @@ pub(super) fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<ExitCode, Cli
     Ok(ExitCode::SUCCESS)
 }
 
+/// The GPU and the way into its memory.
+fn gpu_line(gpu: &GpuStat) -> String {
+    let GpuStat { ordinal, name, pci, pool, way, .. } = gpu;
+    let ways = gpu.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic)).collect::<String>();
+    let lost = if gpu.lost { "lost: start the node again to have it back; " } else { "" };
+    format!("{lost}{ordinal}, {name} at {pci}, pool {pool}, {way}{ways}")
+}
+
 /// The state as a person reads it.
 fn text(report: &StatReport) -> String {
     let node = &report.node;
@@ -91,6 +99,15 @@ fn text(report: &StatReport) -> String {
         registry.state, registry.endpoint, registry.pending
     );
     summary.add_row(["registry", &registry]);
+
+    if let Some(gpu) = &report.gpu {
+        summary.add_row(["gpu", &gpu_line(gpu)]);
+        for refused in &gpu.refused {
+            let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
+            let GpuWayRefused { nic, rung, call, why, .. } = refused;
+            summary.add_row(["", &format!("no {rung} on {nic}: {call}: {why}{errno}")]);
+        }
+    }
 
     let mut ranks = table(["rank", "blocks"], 0);
     for (count, rank) in residents.ranks.iter().zip(1..) {

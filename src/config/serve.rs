@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::ConfigError;
+use super::gpu::{self, GpuConfig};
 use super::layers::{Environment, gather};
 use super::settings::ServeSettings;
 use super::values::{
@@ -28,6 +29,8 @@ pub struct ServeConfig {
     pub door: DoorConfig,
     /// The memory pools.
     pub memory: MemoryConfig,
+    /// The GPU whose memory blocks may live in.
+    pub gpu: Option<GpuConfig>,
     /// The store of residents.
     pub store: StoreConfig,
     /// What is lent, to whom, for how long.
@@ -38,6 +41,8 @@ pub struct ServeConfig {
     pub announce_rate: u32,
     /// Metrics, logs, life.
     pub process: ProcessConfig,
+    /// The library of the GPU's driver, where it is not the one that the loader finds.
+    pub gpu_driver: Option<PathBuf>,
     /// A fault that a test injects, in the words of whoever injects it.
     pub fault: Option<String>,
 }
@@ -172,6 +177,7 @@ impl ServeConfig {
             store: store(&settings, bytes),
             lease: lease(&settings, bytes)?,
             memory,
+            gpu: gpu::resolve(&settings)?,
             door: door(&settings, from)?,
             process: ProcessConfig {
                 metrics_listen: settings.metrics_listen,
@@ -181,6 +187,7 @@ impl ServeConfig {
             },
             registry: settings.registry.clone(),
             announce_rate: settings.announce_rate.unwrap_or(200_000),
+            gpu_driver: settings.gpu_driver.clone(),
             fault: settings.fault.clone(),
             peers: peers(settings)?,
         })

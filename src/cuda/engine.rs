@@ -49,8 +49,15 @@ impl EngineDevices {
         let register = |pool| HostRegistration::new(&bound, pool);
         let pools = pools.iter().map(register).collect::<Result<_, _>>()?;
         drop(bound);
-        let contexts = Mutex::new(vec![(uuid(&first), context)]);
-        Ok(Self { driver, contexts, pools })
+        Ok(Self::sharing(&context, pools))
+    }
+
+    /// As [`Self::new`], with pools that are registered already.
+    #[must_use]
+    pub fn sharing(context: &Arc<Context>, pools: Arc<[Arc<HostRegistration>]>) -> Self {
+        let device = context.device();
+        let contexts = Mutex::new(vec![(uuid(device), Arc::clone(context))]);
+        Self { driver: Arc::clone(device.driver()), contexts, pools }
     }
 
     /// Opens an engine's allocation. `file` is the descriptor of a shareable one.

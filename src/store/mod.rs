@@ -20,8 +20,8 @@
 //!   an owner hint that change nothing leave it where it is.
 //! - **[`Store::commit`] is one step**: de-duplication of (resident, requester), rank step, unpin.
 //!   A repeat answers the rank that the first one got and moves nothing.
-//! - **A victim** is the least recently used resident of the list that the policy names. Nothing
-//!   else happens; a search that finds none changes nothing. Where the policy compares ages, they
+//! - **A victim** is the least recently used resident of the list that the policy names, among those
+//!   of one kind of memory, which have lists of their own. Nothing else happens; a search that finds none changes nothing. Where the policy compares ages, they
 //!   are exact for one thread; of several threads, each victim is the head of some list.
 //! - **A slot's generation changes when it is used again**, so an id of a tenancy that ended
 //!   matches nothing. (After 2^32 - 1 tenancies of one slot its generations come round; an id would
@@ -186,7 +186,8 @@ pub use resident::{
 use crate::event::{Event, EventSink};
 use crate::limits;
 use crate::policy::{Origin, RankEvent};
-use crate::types::{BlockKey, EvictionRank, RequesterIndex, ResidentCause, ResidentId};
+use crate::types::{BlockKey, EvictionRank, MemoryKind, RequesterIndex, ResidentCause, ResidentId};
+use log::List;
 use table::{Step, Table};
 
 /// The resident blocks of one node. All methods take `&self`; any thread may call any of them.
@@ -409,26 +410,27 @@ impl Store {
         Some(step.is_some_and(|step| step.from != step.to))
     }
 
-    /// Evicts the policy's victim and hands its memory to the caller. `None` where every resident
-    /// is pinned or none is here.
-    pub fn evict(&self) -> Option<Evicted> {
-        let victim = self.table.evict(&self.table.claims.take())?;
+    /// Evicts the policy's victim in this kind of memory and hands its memory to the caller. `None`
+    /// where every resident there is pinned or none is.
+    pub fn evict(&self, kind: MemoryKind) -> Option<Evicted> {
+        let victim = self.table.evict(kind, &self.table.claims.take())?;
         self.emit_evicted(&victim);
         Some(victim)
     }
 
     /// Appends up to `max` victims to `out`, in the order of their eviction, and answers how many.
-    pub fn evict_batch(&self, max: usize, out: &mut Vec<Evicted>) -> usize {
+    pub fn evict_batch(&self, kind: MemoryKind, max: usize, out: &mut Vec<Evicted>) -> usize {
         let before = out.len();
         let claim = self.table.claims.take();
         let mut warmed = None;
         for at in 0..max {
-            let Some(victim) = self.table.evict(&claim) else {
+            let Some(victim) = self.table.evict(kind, &claim) else {
                 break;
             };
             self.emit_evicted(&victim);
             if at + 1 < max {
-                warmed = self.table.warm_victims(victim.rank, warmed);
+                let list = List { kind, rank: victim.rank };
+                warmed = self.table.warm_victims(list, warmed);
             }
             out.push(victim);
         }

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use super::claims::{Owned, Ticket};
 use super::fault::{self, Fault};
 use super::index::Bucket;
-use super::log::{Oldest, Placed, UPCOMING};
+use super::log::{List, Oldest, Placed, UPCOMING};
 use super::resident::Evicted;
 use super::slots::Slot;
 use super::table::Table;
@@ -14,42 +14,55 @@ use super::word::{Flag, State, Word};
 use crate::limits;
 use crate::policy::ListHead;
 use crate::sync::{Apart, Cell, Shared};
-use crate::types::{EvictionRank, PolicyKind};
+use crate::types::{EvictionRank, MemoryKind, PolicyKind};
 
-/// The ranks that ever had a list, one bit each, and above them the count of raises.
+/// For each kind of memory the ranks that ever had a list, one bit each, and above them the count of
+/// raises.
 #[derive(Debug)]
-pub(super) struct Guard(Apart<Cell>);
+pub(super) struct Guard {
+    host: Apart<Cell>,
+    device: Apart<Cell>,
+}
 
 /// One raise.
 const RAISE: u64 = 1 << 32;
 
 impl Guard {
     pub(super) fn new() -> Self {
-        Self(Apart(Cell::new(1 << EvictionRank::FIRST.get())))
+        let first = || Apart(Cell::new(1 << EvictionRank::FIRST.get()));
+        Self { host: first(), device: first() }
+    }
+
+    fn of(&self, kind: MemoryKind) -> &Cell {
+        match kind {
+            MemoryKind::Host => &self.host,
+            MemoryKind::Device => &self.device,
+        }
     }
 
     /// Says that a list other than the lowest got a member, so that no victim is taken by who has
     /// not seen it.
-    pub(super) fn raise(&self, rank: EvictionRank) {
+    pub(super) fn raise(&self, List { kind, rank }: List) {
         let count = if fault::is(Fault::RaiseUncounted) { 0 } else { RAISE };
-        let mut guard = self.0.get();
+        let cell = self.of(kind);
+        let mut guard = cell.get();
         // A rank that is there stays there, and then the count, at the top, is all that changes.
         if guard >> rank.get() & 1 != 0 {
-            self.0.add(count);
+            cell.add(count);
             return;
         }
-        while !self.0.replace(guard, guard.wrapping_add(count) | 1 << rank.get()) {
-            guard = self.0.get();
+        while !cell.replace(guard, guard.wrapping_add(count) | 1 << rank.get()) {
+            guard = cell.get();
         }
     }
 }
 
 impl Table {
-    /// The policy's victim, as the lists are while `guard` holds.
-    fn victim(&self, guard: u64) -> Option<Oldest> {
+    /// The policy's victim of this kind, as the lists are while `guard` holds.
+    fn victim(&self, kind: MemoryKind, guard: u64) -> Option<Oldest> {
         let worth = |placed| self.settled_worth(placed);
         let ranks = EvictionRank::all().rev().filter(|rank| guard >> rank.get() & 1 != 0);
-        let oldest = |rank| Some((rank, self.logs.oldest(rank, &worth)?));
+        let oldest = |rank| Some((rank, self.logs.oldest(List { kind, rank }, &worth)?));
         let mut heads: ArrayVec<(EvictionRank, Oldest), { limits::RANK_MAX as usize }> =
             ArrayVec::new();
         let chosen = self.policy.victim(ranks.filter_map(oldest).map(|head| {
@@ -63,11 +76,11 @@ impl Table {
     /// Reads what the next victims of a list need, and no more, so that their cache misses overlap: in
     /// an old list slots are in no order that a processor could foresee. Goes a chunk of the log ahead;
     /// `warmed` and the answer say which chunk was the first one then.
-    pub(super) fn warm_victims(&self, rank: EvictionRank, warmed: Option<u64>) -> Option<u64> {
-        if warmed.is_some() && warmed == self.logs.head(rank) {
+    pub(super) fn warm_victims(&self, list: List, warmed: Option<u64>) -> Option<u64> {
+        if warmed.is_some() && warmed == self.logs.head(list) {
             return warmed;
         }
-        let (link, placed) = self.logs.upcoming(rank, warmed.is_none())?;
+        let (link, placed) = self.logs.upcoming(list, warmed.is_none())?;
         placed.iter().for_each(|placed| self.slots.warm(placed.slot));
         let mut chains: ArrayVec<Bucket, UPCOMING> = ArrayVec::new();
         for Placed { slot, position, .. } in placed {
@@ -90,11 +103,12 @@ impl Table {
         Some(link)
     }
 
-    pub(super) fn evict(&self, claim: &Owned<'_>) -> Option<Evicted> {
+    pub(super) fn evict(&self, kind: MemoryKind, claim: &Owned<'_>) -> Option<Evicted> {
+        let cell = self.guard.of(kind);
         loop {
-            let guard = self.guard.0.get();
-            let Some(oldest) = self.victim(guard) else {
-                if self.guard.0.get() == guard {
+            let guard = cell.get();
+            let Some(oldest) = self.victim(kind, guard) else {
+                if cell.get() == guard {
                     return None;
                 }
                 continue;
@@ -122,7 +136,8 @@ impl Table {
         }
         // The heads of an aged store are compared by ages that are coarse anyway.
         let aged = self.policy.kind == PolicyKind::Aged;
-        let next = if aged || self.guard.0.get() == said.argument || fault::is(Fault::GuardUnread) {
+        let guard = self.guard.of(entry.kind()).get();
+        let next = if aged || guard == said.argument || fault::is(Fault::GuardUnread) {
             Word::ticket(State::Evicted, ticket)
         } else {
             Word(said.word)

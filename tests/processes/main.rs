@@ -24,6 +24,7 @@ mod authentication;
 mod bench;
 mod commands;
 mod demo;
+mod demo_gpu;
 mod disaggregated;
 mod drain;
 #[cfg(feature = "gpu")]
@@ -31,6 +32,7 @@ mod engine_gpu;
 mod engine_memory;
 mod fabric_attack;
 mod full_pool;
+mod gpu_memory;
 mod healing;
 mod holder_dies;
 mod hostile;

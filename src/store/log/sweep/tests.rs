@@ -8,6 +8,9 @@ use std::time::Duration;
 use super::*;
 use crate::store::word::Word;
 use crate::sync::park_at;
+use crate::types::{EvictionRank, MemoryKind};
+
+const FIRST: List = List { kind: MemoryKind::Host, rank: EvictionRank::FIRST };
 
 /// A log of slots that are touched, each of which counts at its newest place.
 struct Touched {
@@ -21,7 +24,7 @@ impl Touched {
             Some(place) if *place == placed.position => Worth::Counts(Word(0)),
             _ => Worth::Garbage,
         };
-        let position = self.logs.append(EvictionRank::FIRST, slot, &worth);
+        let position = self.logs.append(FIRST, slot, &worth);
         self.places.borrow_mut()[slot as usize] = position;
     }
 }
@@ -41,7 +44,7 @@ fn grows_behind_a_frozen_chunk() -> bool {
         let next = chunk.next.get();
         let number = logs.chunk(next).map(super::super::Chunk::number);
         let cold = |entry: &Cell| {
-            let slot = Placed::new(EvictionRank::FIRST, entry.get()).slot;
+            let slot = Placed::new(FIRST, entry.get()).slot;
             slot < SLOTS && slot % 2 == 1
         };
         let following = logs.chunk(next).into_iter().flat_map(|chunk| chunk.entries);
@@ -51,14 +54,14 @@ fn grows_behind_a_frozen_chunk() -> bool {
     };
     let link = (0..10_000).find_map(|round| {
         hot(round);
-        let first = logs.head(EvictionRank::FIRST);
+        let first = logs.head(FIRST);
         std::iter::successors(first, |link| {
             let next = logs.chunk(*link)?.next.get();
             (next & NIL != NIL).then_some(next)
         })
         .find(is_such)
     });
-    logs.freeze(link.unwrap(), EvictionRank::FIRST).unwrap();
+    logs.freeze(link.unwrap(), FIRST).unwrap();
     let settled = logs.used();
     (0..100 * SLOTS).any(|round| {
         hot(round);
@@ -76,59 +79,60 @@ fn a_frozen_chunk_does_not_end_the_sweep_of_what_is_behind_it() {
     assert!(grows, "the sweep does not need the repair");
 }
 
-/// Slots that are touched at ranks, each of which counts at its newest place.
+/// Slots that are touched in lists, each of which counts at its newest place.
 struct Ranked {
     logs: Logs,
-    /// Of each slot the rank and, below it, the position.
+    /// Of each slot the list and, below it, the position.
     places: Vec<AtomicU64>,
 }
 
 impl Ranked {
     const SLOTS: u32 = 16;
-    const RANKS: [EvictionRank; 2] = [EvictionRank::FIRST, EvictionRank::clamped(2)];
+    const LISTS: [List; 2] = [FIRST, List { kind: MemoryKind::Device, rank: EvictionRank::FIRST }];
 
     fn new() -> Self {
         let places = (0..Self::SLOTS).map(|_| AtomicU64::new(0)).collect();
         let ranked = Self { logs: Logs::new(Self::SLOTS, false), places };
-        (0..Self::SLOTS).for_each(|slot| ranked.touch(EvictionRank::FIRST, slot));
+        (0..Self::SLOTS).for_each(|slot| ranked.touch(FIRST, slot));
         ranked
     }
 
     fn worth(&self, placed: Placed) -> Worth {
-        let place = u64::from(placed.rank.get()) << u32::BITS | placed.position;
+        let place = u64::from(placed.list.number()) << u32::BITS | placed.position;
         let newest = self.places.get(placed.slot as usize);
         let counts = newest.is_some_and(|newest| newest.load(Ordering::SeqCst) == place);
         if counts { Worth::Counts(Word(0)) } else { Worth::Garbage }
     }
 
-    fn touch(&self, rank: EvictionRank, slot: u32) {
-        let position = self.logs.append(rank, slot, &|placed| self.worth(placed));
-        assert!(position >> u32::BITS == 0, "a place is a rank and a position");
-        let place = u64::from(rank.get()) << u32::BITS | position;
+    fn touch(&self, list: List, slot: u32) {
+        let position = self.logs.append(list, slot, &|placed| self.worth(placed));
+        assert!(position >> u32::BITS == 0, "a place is a list and a position");
+        let place = u64::from(list.number()) << u32::BITS | position;
         self.places[slot as usize].store(place, Ordering::SeqCst);
     }
 
-    /// Touches slots at ranks as `random` has it, so that chunks go from one log to the other.
+    /// Touches slots in lists as `random` has it, so that chunks go from one log to the other.
     fn churn(&self, random: &mut u64, touches: u32) {
         for _ in 0..touches {
             *random ^= *random << 13;
             *random ^= *random >> 7;
             *random ^= *random << 17;
             let slot = u32::try_from(*random >> 20 & 0xffff).unwrap() % Self::SLOTS;
-            self.touch(Self::RANKS[usize::from(*random >> 40 & 1 == 0)], slot);
+            self.touch(Self::LISTS[usize::from(*random >> 40 & 1 == 0)], slot);
         }
     }
 
-    /// Whether each chunk is in one log, that of its rank, and each slot is at its place.
+    /// Whether each chunk is in one log, that of its list, and each slot is at its place.
     fn is_whole(&self) -> bool {
         let (mut chunks, mut counting) = (BTreeSet::new(), 0);
-        for rank in Self::RANKS {
-            let mut link = self.logs.head(rank).unwrap();
+        for list in Self::LISTS {
+            let mut link = self.logs.head(list).unwrap();
             while let Some(chunk) = self.logs.chunk(link) {
-                if !chunks.insert(link & NIL) || chunk.tag.get() & 0xff != u64::from(rank.get()) {
+                if !chunks.insert(link & NIL) || chunk.tag.get() & 0xff != u64::from(list.number())
+                {
                     return false;
                 }
-                let placed = chunk.entries.iter().map(|entry| Placed::new(rank, entry.get()));
+                let placed = chunk.entries.iter().map(|entry| Placed::new(list, entry.get()));
                 counting += placed.filter(|it| self.worth(*it) != Worth::Garbage).count();
                 link = chunk.next.get() & !MARK;
             }
