@@ -286,6 +286,7 @@ fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
     until("the engine has saved", || {
         read(&at_holder, &first, Source::Here) == Counts::all_ready(first.len())
     });
+    assert!(at_holder.flush(PATIENCE).unwrap());
     // What the reader has read it copies to its GPU before it says so.
     standin.control("cuMemcpyHtoDAsync_v2 late 20");
     let from = Source::From(node_id(&at_holder));

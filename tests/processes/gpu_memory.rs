@@ -55,6 +55,7 @@ fn blocks_land_in_gpu_memory_and_are_served_from_there() {
     // What the program reads there is a copy of what landed.
     assert_eq!(read(&at_b, &blocks, Source::From(node_id(&at_a))), all);
     assert_eq!(on_gpu(&at_b), bytes, "all of them are in the GPU's memory");
+    assert!(at_b.flush(PATIENCE).unwrap(), "the registry knows what is on B");
     assert_eq!(read(&at_c, &blocks, Source::From(node_id(&at_b))), all);
     assert_eq!(on_gpu(&at_c), bytes);
     assert_rank(&at_a, &blocks, 2);
@@ -121,14 +122,16 @@ fn a_gpu_that_is_lost_takes_its_blocks_along_and_nothing_else() {
     assert_eq!(read(&at_b, &landed, from_a), Counts::all_ready(landed.len()));
     assert!(at_b.flush(PATIENCE).unwrap(), "the registry knows what is on B");
     assert!(!at_b.stat().unwrap().gpu.unwrap().lost);
-    // In the middle of a transfer, once some of its blocks are in place.
+    // In the middle of a transfer, once some of its blocks are in place. What fails is read again, and
+    // lands in host memory then.
     standin.control("cuMemcpyHtoDAsync_v2 lose 719 20");
     let counts = read(&at_b, &lost, from_a);
-    assert!(counts.ready < lost.len() && counts.ready + counts.failed == lost.len(), "{counts:?}");
+    assert_eq!(counts.ready + counts.failed, lost.len(), "{counts:?}");
+    assert!(at_b.stat().unwrap().gpu.unwrap().lost);
     standin.control("");
     until("what was in the GPU's memory is here no more", || ranks(&at_b, &landed).0 == 0);
-    assert!(at_b.stat().unwrap().gpu.unwrap().lost);
-    assert_eq!(on_gpu(&at_b), 0, "no memory of it is taken but by what was in flight");
+    let in_flight: u64 = lost.bytes.iter().map(|block| block.len() as u64).sum();
+    assert!(on_gpu(&at_b) <= in_flight, "but for what copies in flight may touch, all is free");
     // The registry was told: nobody comes to B for those blocks, and A still has them.
     assert!(at_b.flush(PATIENCE).unwrap());
     let none = Counts { not_found: landed.len(), ..Counts::default() };

@@ -39,7 +39,7 @@ use crate::cuda::{
 };
 use crate::memory::{ForeignMemory, HostPool, Pool};
 use crate::protocol::door::stat::{GpuStat, GpuWayRefused, GpuWayStat};
-use crate::types::{PoolId, ResidentId};
+use crate::types::PoolId;
 
 pub(super) use shadow::Shadows;
 pub(super) use tier::{Arriving, Tier};
@@ -47,7 +47,7 @@ pub(super) use tier::{Arriving, Tier};
 use super::options::{GpuOptions, NodeError};
 use super::residency::Residency;
 use super::transport::{GpuMemory, GpuRegions};
-use tier::{Block, TierParts};
+use tier::{Block, LeavingAt, TierParts};
 
 /// Says, once, that the GPU is lost, if that is what an error means.
 fn note_loss(residency: &Residency, error: &CudaError) {
@@ -73,7 +73,7 @@ pub(super) struct Gpu {
     context: Arc<Context>,
     pool: Arc<GpuPool>,
     arriving: Staging<Arc<Block>>,
-    leaving: Staging<(u64, ResidentId)>,
+    leaving: Staging<LeavingAt>,
     shadows: Arc<Shadows>,
     options: GpuOptions,
 }

@@ -27,7 +27,7 @@ pub(super) struct TierParts {
     /// Staging for blocks that arrive, and its region where they land there.
     pub(super) arriving: (Staging<Arc<Block>>, Region),
     /// Staging for blocks that are lent.
-    pub(super) leaving: (Staging<(u64, ResidentId)>, Region),
+    pub(super) leaving: (Staging<LeavingAt>, Region),
     /// Who evicts what is in the pool, and knows what is pinned and whether the GPU is lost.
     pub(super) residency: Arc<Residency>,
 }
@@ -65,10 +65,20 @@ impl Arriving {
     }
 }
 
+/// Which copy to staging memory has ended: by the offset of its source in the pool, and its number. One
+/// that the driver refused ends, too, when others of that extent may be under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LeavingAt {
+    offset: u64,
+    attempt: u64,
+}
+
 /// A copy of a resident in staging memory, to be lent.
 #[derive(Debug)]
 struct Leaving {
     resident: ResidentId,
+    /// The number of the copy; 0 where it was refused.
+    attempt: u64,
     copy: LeavingCopy,
 }
 
@@ -86,13 +96,15 @@ pub(in crate::node) struct Tier {
     parts: TierParts,
     /// By offset in the pool.
     leaving: BTreeMap<u64, Leaving>,
+    /// Copies to staging memory so far.
+    attempts: u64,
     /// Whether the last block that wanted a place to be lent from found none.
     exhausted: bool,
 }
 
 impl Tier {
     pub(super) fn new(parts: TierParts) -> Self {
-        Self { parts, leaving: BTreeMap::new(), exhausted: false }
+        Self { parts, leaving: BTreeMap::new(), attempts: 0, exhausted: false }
     }
 
     pub(in crate::node) fn is_lost(&self) -> bool {
@@ -222,8 +234,8 @@ impl Tier {
             Some(LeavingCopy::Refused) | None => {
                 if let Err(error) = self.begin_leaving(found.id, extent) {
                     self.note(&error);
-                    let refused = Leaving { resident: found.id, copy: LeavingCopy::Refused };
-                    self.leaving.insert(extent.offset, refused);
+                    let (resident, copy) = (found.id, LeavingCopy::Refused);
+                    self.leaving.insert(extent.offset, Leaving { resident, attempt: 0, copy });
                     return true;
                 }
             }
@@ -253,11 +265,13 @@ impl Tier {
         });
         self.exhausted = slot.is_none();
         let Some(slot) = slot else { return Ok(()) };
-        let owned = (extent.offset, resident);
-        match staging.begin(&bound, StagingCopy::FromDevice, (slot, extent.offset), owned) {
+        self.attempts += 1;
+        let (offset, attempt) = (extent.offset, self.attempts);
+        let owned = LeavingAt { offset, attempt };
+        match staging.begin(&bound, StagingCopy::FromDevice, (slot, offset), owned) {
             Ok(()) => {
-                let running = Leaving { resident, copy: LeavingCopy::Running };
-                self.leaving.insert(extent.offset, running);
+                let copy = LeavingCopy::Running;
+                self.leaving.insert(offset, Leaving { resident, attempt, copy });
                 Ok(())
             }
             Err((error, Some(_))) if error.is_backpressure() => Ok(()),
@@ -268,8 +282,8 @@ impl Tier {
     fn poll_leaving(&mut self) -> Result<(), CudaError> {
         let bound = self.parts.context.bind()?;
         let leaving = &mut self.leaving;
-        self.parts.leaving.0.poll(&bound, |slot, (offset, resident)| {
-            let wanted = leaving.get_mut(&offset).filter(|entry| entry.resident == resident);
+        self.parts.leaving.0.poll(&bound, |slot, LeavingAt { offset, attempt }| {
+            let wanted = leaving.get_mut(&offset).filter(|entry| entry.attempt == attempt);
             if let Some(entry) = wanted {
                 entry.copy = LeavingCopy::Ready(slot);
             }

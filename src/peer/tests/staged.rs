@@ -55,6 +55,8 @@ fn a_copy_that_does_not_end_is_given_up() {
     let id = cluster.begin_fetch(B, A, &[1]);
     let fetched = cluster.finish(B, id);
     assert!(is_failed(&fetched.outcomes[0], Scope::Local));
+    // The holder hears of it, too.
+    cluster.run_for(Duration::from_millis(50));
     assert_eq!((cluster.node(A).leases(), cluster.node(A).pins(1)), (0, 0));
     assert_eq!(cluster.node(B).peers.unfinished(), 0);
 }
