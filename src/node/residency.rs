@@ -191,16 +191,18 @@ impl Residency {
     ) -> Option<Reservation<P>> {
         // A block that the pool could not hold if it were empty takes no victim.
         let fits = u64::from(len) <= pool.space().bytes();
-        let mut memory = Vec::with_capacity(1);
-        while fits && Reservation::reserve_into(pool, &[len], &mut memory).is_err() {
-            let Some(left) = victims.checked_sub(1) else { break };
-            *victims = left;
-            if self.evict(MemoryKind::Device, 1) == 0 {
-                break;
+        let memory = loop {
+            let memory = Reservation::reserve_one(pool, len);
+            if memory.is_some() || !fits || *victims == 0 {
+                break memory;
             }
-        }
+            *victims -= 1;
+            if self.evict(MemoryKind::Device, 1) == 0 {
+                break None;
+            }
+        };
         self.wake_reclaimer(MemoryKind::Device);
-        memory.pop()
+        memory
     }
 
     /// The GPU is lost: what is in its memory goes. Whether that is news.

@@ -25,6 +25,7 @@
 //! The node goes on with its host pools until it is started again. Memory that copies in flight may touch
 //! stays theirs.
 
+mod block;
 mod shadow;
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -47,7 +48,8 @@ pub(super) use tier::{Arriving, Tier};
 use super::options::{GpuOptions, NodeError};
 use super::residency::Residency;
 use super::transport::{GpuMemory, GpuRegions};
-use tier::{Block, LeavingAt, TierParts};
+use block::Block;
+use tier::{LeavingAt, TierParts};
 
 /// Says, once, that the GPU is lost, if that is what an error means.
 fn note_loss(residency: &Residency, error: &CudaError) {
@@ -72,7 +74,7 @@ fn lose(residency: &Residency, error: &CudaError) {
 pub(super) struct Gpu {
     context: Arc<Context>,
     pool: Arc<GpuPool>,
-    arriving: Staging<Arc<Block>>,
+    arriving: Staging<Block>,
     leaving: Staging<LeavingAt>,
     shadows: Arc<Shadows>,
     options: GpuOptions,

@@ -291,6 +291,23 @@ fn a_copy_that_is_refused_fails_its_block_and_nothing_else() {
 }
 
 #[test]
+fn an_extent_is_its_copys_until_that_has_ended() {
+    let Some(standin) = StandIn::new() else { return };
+    let mut scene = Scene::new(&standin, false);
+    let used = |scene: &Scene| scene.residency.usage(MemoryKind::Device).used;
+    standin.control("cuMemcpyHtoDAsync_v2 late 1000");
+    let mut memory = scene.reserve();
+    scene.land(&memory, 1);
+    assert_eq!(scene.landing.settle(&mut memory), Settled::Later);
+    // A reader that has given up takes nothing from under the copy.
+    drop(memory);
+    standin.control("");
+    assert_eq!(used(&scene), u64::from(BLOCK));
+    scene.fetch(2);
+    assert_eq!(used(&scene), u64::from(BLOCK), "the first one's came back with its copy's end");
+}
+
+#[test]
 fn a_lost_gpu_takes_its_residents_along_and_leaves_the_others() {
     let Some(standin) = StandIn::new() else { return };
     let mut scene = Scene::new(&standin, false);

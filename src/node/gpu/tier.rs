@@ -1,21 +1,24 @@
 //! The GPU's pool as the data thread has it. See the module above.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::block::{Block, Blocks};
 use super::note_loss;
 use crate::cuda::{Bound, Context, CudaError, GpuPool, Staging, StagingCopy, StagingSlot};
 use crate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::memory::Reservation;
 use crate::node::residency::Residency;
 use crate::peer::Settled;
-use crate::store::{Found, Store};
+use crate::store::{Found, ResidentView, Store};
 use crate::types::{Extent, ResidentId, Scope};
 
 /// How long a requester holds back while blocks wait for staging memory, milliseconds: a READ of some
 /// blocks, and the end of its lease.
 const PAUSE_FOR_STAGING_MS: u32 = 10;
+
+/// Copies that are kept to be lent, before their table grows.
+const LEAVING: usize = 512;
 
 /// What a tier is made of.
 #[derive(Debug)]
@@ -25,27 +28,17 @@ pub(super) struct TierParts {
     /// The pool's region, where every card reaches it.
     pub(super) direct: Option<Region>,
     /// Staging for blocks that arrive, and its region where they land there.
-    pub(super) arriving: (Staging<Arc<Block>>, Region),
+    pub(super) arriving: (Staging<Block>, Region),
     /// Staging for blocks that are lent.
     pub(super) leaving: (Staging<LeavingAt>, Region),
     /// Who evicts what is in the pool, and knows what is pinned and whether the GPU is lost.
     pub(super) residency: Arc<Residency>,
 }
 
-/// An extent of the pool that a block is on its way into. The copy and the landing share it: it is free
-/// again when neither needs it.
-#[derive(Debug)]
-pub(super) struct Block {
-    memory: Reservation<GpuPool>,
-    checksum: AtomicU64,
-    /// Set behind the checksum, when the bytes are in place and known.
-    done: AtomicBool,
-}
-
 /// Memory for a block that arrives.
 #[derive(Debug)]
 pub(in crate::node) struct Arriving {
-    block: Arc<Block>,
+    block: Block,
     len: u32,
     /// Where it lands, where cards do not reach the pool; gone when its copy has begun.
     slot: Option<StagingSlot>,
@@ -56,12 +49,12 @@ pub(in crate::node) struct Arriving {
 impl Arriving {
     /// The checksum of the bytes, once settled.
     pub(in crate::node) fn checksum(&self) -> u64 {
-        self.block.checksum.load(Ordering::Relaxed)
+        self.block.checksum()
     }
 
     /// The extent, once settled; `None` while a copy still owns it.
     pub(in crate::node) fn into_reservation(self) -> Option<Reservation<GpuPool>> {
-        Arc::into_inner(self.block).map(|block| block.memory)
+        self.block.into_reservation()
     }
 }
 
@@ -94,8 +87,12 @@ enum LeavingCopy {
 #[derive(Debug)]
 pub(in crate::node) struct Tier {
     parts: TierParts,
+    /// What is on its way into the pool.
+    blocks: Blocks,
     /// By offset in the pool.
-    leaving: BTreeMap<u64, Leaving>,
+    leaving: HashMap<u64, Leaving>,
+    /// Kept for the next look at what is pinned.
+    views: Vec<ResidentView>,
     /// Copies to staging memory so far.
     attempts: u64,
     /// Whether the last block that wanted a place to be lent from found none.
@@ -104,7 +101,10 @@ pub(in crate::node) struct Tier {
 
 impl Tier {
     pub(super) fn new(parts: TierParts) -> Self {
-        Self { parts, leaving: BTreeMap::new(), attempts: 0, exhausted: false }
+        // Room for more than staging has places: what is lent allocates nothing.
+        let leaving = HashMap::with_capacity(LEAVING);
+        let (blocks, views) = (Blocks::default(), Vec::with_capacity(1));
+        Self { parts, blocks, leaving, views, attempts: 0, exhausted: false }
     }
 
     pub(in crate::node) fn is_lost(&self) -> bool {
@@ -123,12 +123,8 @@ impl Tier {
             None => Some(self.parts.arriving.0.take(len.into())?),
         };
         let TierParts { residency, pool, .. } = &self.parts;
-        let block = Block {
-            memory: residency.reserve_on_device(pool, len, victims)?,
-            checksum: AtomicU64::new(0),
-            done: AtomicBool::new(false),
-        };
-        Some(Arriving { block: Arc::new(block), len, slot, copying: false })
+        let block = self.blocks.enter(residency.reserve_on_device(pool, len, victims)?);
+        Some(Arriving { block, len, slot, copying: false })
     }
 
     /// Where a READ into this memory lands.
@@ -136,7 +132,7 @@ impl Tier {
         let len = memory.len;
         match (&memory.slot, &self.parts.direct) {
             (None, Some(direct)) => {
-                let offset = memory.block.memory.extent().offset;
+                let offset = memory.block.extent().offset;
                 RegisteredSpan { region: direct.id, offset, len }
             }
             (Some(slot), _) => {
@@ -150,7 +146,7 @@ impl Tier {
 
     /// Brings a block that has landed to its place, and its checksum to light, a step at a time.
     pub(in crate::node) fn settle(&mut self, memory: &mut Arriving) -> Settled {
-        if memory.block.done.load(Ordering::Relaxed) {
+        if memory.block.is_done() {
             return Settled::Now;
         }
         if self.is_lost() {
@@ -160,7 +156,7 @@ impl Tier {
             self.note(&error);
             return Settled::Never(Scope::Local);
         }
-        if memory.block.done.load(Ordering::Relaxed) { Settled::Now } else { Settled::Later }
+        if memory.block.is_done() { Settled::Now } else { Settled::Later }
     }
 
     /// Begins the copy of a block that has none, and takes note of those that have ended. An error is
@@ -180,7 +176,7 @@ impl Tier {
     }
 
     fn begin(&mut self, bound: &Bound<'_>, memory: &mut Arriving) -> Result<(), CudaError> {
-        let extent = memory.block.memory.extent();
+        let extent = memory.block.extent();
         let staging = &mut self.parts.arriving.0;
         let (way, slot) = if self.parts.direct.is_some() {
             // It was written by a card; the copy out of it comes behind the flush.
@@ -190,13 +186,13 @@ impl Tier {
             let slot = memory.slot.take();
             if let Some(slot) = &slot {
                 let sum = staging.mapping().checksum(slot.offset(), slot.len())?;
-                memory.block.checksum.store(sum, Ordering::Relaxed);
+                memory.block.set_checksum(sum);
             }
             (StagingCopy::ToDevice, slot)
         };
         // Without a slot, and without room for a copy, it is tried again in the next round.
         let Some(slot) = slot else { return Ok(()) };
-        match staging.begin(bound, way, (slot, extent.offset), Arc::clone(&memory.block)) {
+        match staging.begin(bound, way, (slot, extent.offset), memory.block.share()) {
             Ok(()) => memory.copying = true,
             Err((error, Some((slot, _block)))) if error.is_backpressure() => {
                 memory.slot = (way == StagingCopy::ToDevice).then_some(slot);
@@ -213,10 +209,9 @@ impl Tier {
         let mapping = Arc::clone(staging.mapping());
         staging.poll(bound, |slot, block| {
             if direct && let Ok(sum) = mapping.checksum(slot.offset(), slot.len()) {
-                block.checksum.store(sum, Ordering::Relaxed);
+                block.set_checksum(sum);
             }
-            // Relaxed: one thread writes and reads both.
-            block.done.store(true, Ordering::Relaxed);
+            block.finish();
         })
     }
 
@@ -256,9 +251,10 @@ impl Tier {
         let slot = staging.take(extent.len.into()).or_else(|| {
             // What nobody can read any more gives its place.
             let store = &self.parts.residency.store;
+            let views = &mut self.views;
             self.leaving.retain(|_, leaving| match leaving.copy {
                 LeavingCopy::Running => true,
-                LeavingCopy::Ready(_) => is_pinned(store, leaving.resident),
+                LeavingCopy::Ready(_) => is_pinned(store, leaving.resident, views),
                 LeavingCopy::Refused => false,
             });
             staging.take(extent.len.into())
@@ -321,9 +317,9 @@ impl Tier {
 }
 
 /// Whether somebody may still read this resident.
-fn is_pinned(store: &Store, resident: ResidentId) -> bool {
-    let mut views = Vec::new();
-    store.list(resident.slot, 1, &mut views);
+fn is_pinned(store: &Store, resident: ResidentId, views: &mut Vec<ResidentView>) -> bool {
+    views.clear();
+    store.list(resident.slot, 1, views);
     // Another resident in its slot that is pinned keeps the copy, too: that costs its place only.
     views.iter().any(|view| view.pins > 0)
 }
