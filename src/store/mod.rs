@@ -20,9 +20,10 @@
 //!   an owner hint that change nothing leave it where it is.
 //! - **[`Store::commit`] is one step**: de-duplication of (resident, requester), rank step, unpin.
 //!   A repeat answers the rank that the first one got and moves nothing.
-//! - **A victim** is the least recently used resident of the list that the policy names, among those
-//!   of one kind of memory, which have lists of their own. Nothing else happens; a search that finds none changes nothing. Where the policy compares ages, they
-//!   are exact for one thread; of several threads, each victim is the head of some list.
+//! - **A victim** is the least recently used resident of the list that the policy names, among the lists
+//!   of one kind of memory. Nothing else happens; a search that finds none changes nothing. Where the
+//!   policy compares ages, they are exact for one thread; of several threads, each victim is the head of
+//!   some list.
 //! - **A slot's generation changes when it is used again**, so an id of a tenancy that ended
 //!   matches nothing. (After 2^32 - 1 tenancies of one slot its generations come round; an id would
 //!   have to be kept for that long to mislead.)
@@ -422,16 +423,16 @@ impl Store {
     pub fn evict_batch(&self, kind: MemoryKind, max: usize, out: &mut Vec<Evicted>) -> usize {
         let before = out.len();
         let claim = self.table.claims.take();
-        let mut warmed = None;
-        for at in 0..max {
+        let mut warmed = 0;
+        for left in (0..max).rev() {
             let Some(victim) = self.table.evict(kind, &claim) else {
                 break;
             };
             self.emit_evicted(&victim);
-            if at + 1 < max {
-                let list = List { kind, rank: victim.rank };
-                warmed = self.table.warm_victims(list, warmed);
-            }
+            warmed = match warmed {
+                0 => self.table.warm_victims(List { kind, rank: victim.rank }, left),
+                more => more - 1,
+            };
             out.push(victim);
         }
         out.len() - before

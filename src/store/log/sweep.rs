@@ -224,6 +224,7 @@ impl Logs {
                 count.publish(kept.count);
             }
         }
+        Self::enter(chunk, link, run.list);
         Some(link)
     }
 }
