@@ -2,8 +2,9 @@
 //!
 //! The store maps a [`BlockKey`] to a resident: a payload in memory that it never touches, an
 //! eviction rank, a count of pins, and the set of requesters that the resident was served to. It
-//! keeps the unpinned residents in one least-recently-used list per rank; the [`Policy`] moves
-//! them between the lists and says which list loses its head (DESIGN §5).
+//! keeps the unpinned residents in one least-recently-used list per rank, for each kind of memory by
+//! itself: what goes from a GPU's makes no room in the host's. The [`Policy`] moves them between the
+//! lists of their memory and says which of those loses its head (DESIGN §5).
 //!
 //! [`Policy`]: crate::policy::Policy
 //!
@@ -80,14 +81,14 @@
 //! ## The guard
 //!
 //! A victim has to be the head of the *highest* list at one moment, and the search looks at one list
-//! after the other. The guard counts raises: placements above rank 1. A raise is appended, then
-//! counted, then completed; a victim is found, then claimed, and goes only if the guard is what it
-//! was before the search. While a victim is claimed nothing else happens to it. So at the moment
-//! when the guard is read the second time, no raise has been completed since the search began, and
-//! those under way may be said to come after. (The guard counts to 2^32; a claim would have to stand
-//! for so many raises to mislead.) Moves downwards need no count: the search goes down,
-//! too, and meets a resident at its old entry, where it helps, or later at its new one. The head of
-//! a list remains the head until its word changes, because whatever comes, comes at the tail.
+//! after the other. The guard, one for each kind of memory, counts raises: placements above rank 1. A
+//! raise is appended, then counted, then completed; a victim is found, then claimed, and goes only if
+//! the guard is what it was before the search. While a victim is claimed nothing else happens to it. So
+//! at the moment when the guard is read the second time, no raise has been completed since the search
+//! began, and those under way may be said to come after. (The guard counts to 2^32; a claim would have
+//! to stand for so many raises to mislead.) Moves downwards need no count: the search goes down, too,
+//! and meets a resident at its old entry, where it helps, or later at its new one. The head of a list
+//! remains the head until its word changes, because whatever comes, comes at the tail.
 //!
 //! ## Why reuse is safe
 //!
