@@ -20,7 +20,8 @@ fn registered(end: &mut End<Verbs>, context: &Arc<Context>) -> Region {
     let memory = memory as Arc<dyn ForeignMemory>;
     let rungs = GpuDirect::Peermem.direct();
     let (region, climb) = end.fabric.register_foreign(&memory, Access::RemoteRead, rungs).unwrap();
-    region.unwrap_or_else(|| panic!("{climb:?}"))
+    assert!(region.is_some(), "{climb:?}");
+    region.unwrap()
 }
 
 fn used(context: &Arc<Context>) -> u64 {
