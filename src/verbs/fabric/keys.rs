@@ -98,7 +98,7 @@ impl PeerKeys {
         let size = 1_u64.checked_shl(head.shift)?;
         let good = head.shift >= Layout::SHIFT_MIN
             && (chunks <= 1 || head.shift >= Layout::CHUNK_SHIFT_MIN)
-            && usize::try_from(head.nics) == Ok(nics)
+            && usize::from(head.nics) == nics
             && chunks <= REGION_CHUNKS_MAX
             && head.len.div_ceil(size) == u64::from(head.chunks)
             && keys.len() == 4 * nics * chunks
