@@ -31,6 +31,7 @@ mod keys;
 mod lane;
 mod link;
 mod messages;
+mod near;
 mod nics;
 mod pairing;
 mod parking;
