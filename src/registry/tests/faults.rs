@@ -115,7 +115,7 @@ impl Life {
             heartbeat_interval: MS * 400,
             flush_interval: MS * 2,
             batch: 2,
-            in_flight: 1 + at % 4,
+            in_flight: [4, 1, 2][at],
             backoff: (MS * 5, MS * 200),
             pending_max,
             // Slow, so that much changes while all is announced again.
@@ -209,7 +209,8 @@ impl World {
                 self.registry.cut.insert(at);
             }
             84..90 => drop(self.registry.cut.pop_first()),
-            90..95 => {
+            90..93 => self.leave_nothing(at),
+            93..96 => {
                 // Somebody found a node without a block, rightly or not.
                 let (whose, block) = (self.below(NODES), self.block());
                 let identity = &self.nodes[whose].sender.identity;
@@ -234,6 +235,18 @@ impl World {
             let micros = u32::try_from(self.random.below(4000)).unwrap();
             self.run_for(MS / 1000 * micros);
         }
+    }
+
+    /// A block comes and goes, with all others, shortly before the registry is lost: what is late finds
+    /// one that nobody tells anything.
+    fn leave_nothing(&mut self, at: usize) {
+        self.nodes[at].held.change(0, true);
+        for most in [20, 300] {
+            let millis = u32::try_from(self.random.below(most)).unwrap();
+            self.run_for(MS * millis);
+            (0..BLOCKS).for_each(|block| self.nodes[at].held.change(block, false));
+        }
+        self.registry.restart();
     }
 
     /// Some lists lose a block, or gain one that its node does not hold.
