@@ -14,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Door, DoorService, Page, PoolHandle, Publish, ReserveError, Reserved};
+use crate::event::BusyReason;
 use crate::limits::EXTENT_ALIGN;
 use crate::memory::{
     Claims, Copier, CopyError, Direction, EngineMemory, ImportError, Mapping, SharedMemory,
@@ -240,7 +241,7 @@ impl StandIn {
             return AcquireOutcome::NotFound;
         };
         let Some(memory) = self.allocate(u32::try_from(bytes.len()).unwrap()) else {
-            return AcquireOutcome::Busy;
+            return AcquireOutcome::Busy(BusyReason::Memory);
         };
         self.map.write(memory.extent.offset, &bytes).unwrap();
         self.insert(key, memory, xxh3_64(&bytes), true);
