@@ -146,7 +146,7 @@ impl<'c> Engine<'c> {
                     let why = outcomes.iter().find(|it| **it != PublishOutcome::Stored);
                     return Err(CliError::failed(format!("a block was not saved: {why:?}")));
                 }
-                Err(ClientError::Busy { pause }) if deadline.pause(pause) => {}
+                Err(ClientError::Busy { pause, .. }) if deadline.pause(pause) => {}
                 Err(error) => return Err(error.into()),
             }
         }
