@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::gpu::{Arriving, Tier};
-use super::residency::{Admitted, Residency};
+use super::residency::{Admitted, Patience, Residency};
 use crate::fabric::{Region, RegionId, RegisteredSpan};
 use crate::limits;
 use crate::memory::Reservation;
@@ -57,7 +57,7 @@ impl Landing for NodeLanding {
             rest = others;
         }
         // What the GPU or its staging has no room for lands in host memory.
-        self.residency.reserve_some(rest, &mut self.reserved);
+        self.residency.reserve_some(rest, &mut self.reserved, Patience::Goes);
         out.extend(self.reserved.drain(..).map(Memory::Host));
     }
 

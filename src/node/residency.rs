@@ -70,6 +70,24 @@ impl DevicePool {
     }
 }
 
+/// Whether a thread waits for others that reserve memory at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Like a thread of the door.
+    Waits,
+    /// Like the data thread, whose peers wait for it.
+    Goes,
+}
+
+/// Whether there was room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    Whole,
+    Not,
+    /// Others were at it.
+    Unknown,
+}
+
 #[derive(Debug)]
 pub(super) struct Residency {
     pub(super) store: Arc<Store>,
@@ -135,7 +153,7 @@ impl Residency {
     /// victims itself before it gives up.
     pub(super) fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reservation>, NoMemory> {
         let mut out = Vec::with_capacity(sizes.len());
-        if self.reserve_some(sizes, &mut out) == sizes.len() {
+        if self.reserve_some(sizes, &mut out, Patience::Waits) == sizes.len() {
             return Ok(out);
         }
         let bytes = sizes.iter().map(|size| u64::from(*size)).sum();
@@ -144,14 +162,18 @@ impl Residency {
     }
 
     /// Reserves memory for these blocks, or for the first few of them; how many.
-    pub(super) fn reserve_some(&self, sizes: &[u32], out: &mut Vec<Reservation>) -> usize {
+    pub(super) fn reserve_some(
+        &self,
+        sizes: &[u32],
+        out: &mut Vec<Reservation>,
+        patience: Patience,
+    ) -> usize {
         let before = out.len();
         let mut victims_left = limits::INLINE_VICTIMS_MAX;
         let mut rest = sizes;
         while !rest.is_empty() {
             // All of the rest in one piece of work first: that is what keeps a batch together.
-            let batch = self.pools.iter().any(|pool| pool.reserve_into(rest, out).is_ok());
-            if batch {
+            if self.place(rest, out, patience) != Placed::Not {
                 break;
             }
             if victims_left > 0 {
@@ -163,7 +185,7 @@ impl Residency {
                 victims_left = 0;
             }
             let (Some(first), Some(others)) = (rest.get(..1), rest.get(1..)) else { break };
-            if !self.pools.iter().any(|pool| pool.reserve_into(first, out).is_ok()) {
+            if self.place(first, out, patience) != Placed::Whole {
                 break;
             }
             rest = others;
@@ -181,7 +203,7 @@ impl Residency {
     }
 
     /// Reserves memory of the GPU for a block; `None` where it finds none. Each of `victims` may go for
-    /// that.
+    /// that. The data thread alone does this: it waits for nobody who has the pool's allocator.
     #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "there is no such memory then"))]
     pub(super) fn reserve_on_device<P: Pool>(
         &self,
@@ -218,6 +240,23 @@ impl Residency {
 
     pub(super) fn device_is_lost(&self) -> bool {
         self.device.as_ref().is_some_and(|device| device.lost.load(Ordering::Relaxed))
+    }
+
+    /// Tries to reserve memory for all of these blocks in one pool.
+    fn place(&self, sizes: &[u32], out: &mut Vec<Reservation>, patience: Patience) -> Placed {
+        let mut placed = Placed::Not;
+        for pool in &self.pools {
+            let outcome = match patience {
+                Patience::Waits => Some(pool.reserve_into(sizes, out)),
+                Patience::Goes => pool.try_reserve_into(sizes, out),
+            };
+            match outcome {
+                Some(Ok(())) => return Placed::Whole,
+                Some(Err(_full)) => {}
+                None => placed = Placed::Unknown,
+            }
+        }
+        placed
     }
 
     pub(super) fn reserved(&self, memory: Reservation) -> Reserved {
@@ -437,40 +476,4 @@ impl Reclaim for Residency {
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
-mod tests {
-    use super::*;
-    use crate::event::Discard;
-    use crate::memory::PoolOptions;
-    use crate::policy::Policy;
-    use crate::store::StoreConfig;
-    use crate::types::{BlockHash, NamespaceId, PoolId};
-
-    #[test]
-    fn readers_hold_back_only_where_what_they_keep_is_missed() {
-        let (id, bytes) = (PoolId(0), 16 << 10);
-        let options = PoolOptions { id, bytes, huge_pages: None, lock: false, numa_node: None };
-        let config = StoreConfig { capacity: 100, policy: Policy::default() };
-        let (marks, sink) = (Watermarks::new(500, 250).unwrap(), Arc::new(Discard));
-        let store = Arc::new(Store::new(config, sink.clone()).unwrap());
-        let pools = vec![HostPool::create(&options).unwrap()];
-        let residency = Residency::new(store, (pools, None), marks, Clock::start(), sink);
-        let key = |name: u8| BlockKey {
-            namespace: NamespaceId(1),
-            hash: BlockHash::new(&[name]).unwrap(),
-        };
-        for name in 0..12 {
-            let memory = residency.reserve(&[1 << 10]).unwrap().pop().unwrap();
-            residency.admit(key(name), memory, 0, Origin::Saved { owners: None });
-        }
-        assert!(residency.excess(MemoryKind::Host) > 0);
-        assert_eq!(residency.pause_ms(), 0, "there is much to evict");
-        let pins: Vec<_> =
-            (0..12).map(|name| residency.store.pin(&key(name)).unwrap().id).collect();
-        assert_eq!(residency.reclaim(), Reclaimed::Stuck);
-        assert_eq!(residency.pause_ms(), PAUSE_UNDER_PRESSURE_MS);
-        assert_eq!(residency.store.unpin_batch(&pins), 0);
-        assert_eq!(residency.reclaim(), Reclaimed::Some);
-        assert_eq!((residency.reclaim(), residency.pause_ms()), (Reclaimed::Enough, 0));
-        assert_eq!(residency.usage(MemoryKind::Host).used, 4 << 10);
-    }
-}
+mod tests;

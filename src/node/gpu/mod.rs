@@ -133,7 +133,7 @@ impl Gpu {
 
     /// The way to engines' memory, with the pools as they are registered.
     pub(super) fn devices(&self) -> EngineDevices {
-        EngineDevices::sharing(&self.context, self.shadows.hosts())
+        EngineDevices::sharing(Arc::clone(&self.context), self.shadows.hosts())
     }
 
     /// What is told of it; said in the log, too.

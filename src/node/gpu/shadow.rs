@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::note_loss;
 use crate::cuda::{Bound, Context, CopyQueue, CudaError, End, GpuPool, HostRegistration, Piece};
+use crate::event::BusyReason;
 use crate::memory::Reservation;
-use crate::node::residency::Residency;
+use crate::node::residency::{Patience, Residency};
 use crate::protocol::door::AcquireOutcome;
 use crate::sync::{Mutex, lock};
 use crate::types::{Extent, PoolId, ResidentId};
@@ -78,7 +79,7 @@ impl Shadows {
         }
         let mut memory = Vec::with_capacity(sources.len());
         let sizes: Vec<u32> = sources.iter().map(|extent| extent.len).collect();
-        residency.reserve_some(&sizes, &mut memory);
+        residency.reserve_some(&sizes, &mut memory, Patience::Waits);
         let pairs: Vec<_> =
             sources.into_iter().zip(memory.iter().map(Reservation::extent)).collect();
         let this = Arc::clone(&self);
@@ -88,7 +89,7 @@ impl Shadows {
             copied.map(|()| memory)
         });
         let (memory, otherwise) = match copying.await {
-            Ok(Ok(memory)) => (memory, AcquireOutcome::Busy),
+            Ok(Ok(memory)) => (memory, AcquireOutcome::Busy(BusyReason::Memory)),
             Ok(Err(error)) => {
                 note_loss(residency, &error);
                 tracing::warn!(%error, "blocks could not be copied out of the GPU's memory");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::cluster::{Cluster, Shape, is_failed, is_ready};
-use crate::event::Event;
+use crate::event::{BusyReason, Event, LendRefusal};
 use crate::limits;
 use crate::peer::FetchOutcome;
 use crate::types::Scope;
@@ -75,6 +75,9 @@ fn blocks_that_do_not_become_ready_are_busy() {
     let mut cluster = saved(&[1]);
     cluster.node_mut(A).landing.unready = u32::MAX;
     let outcomes = cluster.fetch(B, A, &[1, 9]);
-    assert_eq!(outcomes, [FetchOutcome::Busy, FetchOutcome::NotFound]);
+    assert_eq!(
+        outcomes,
+        [FetchOutcome::Busy(BusyReason::Owner(LendRefusal::Staging)), FetchOutcome::NotFound,]
+    );
     assert_eq!((cluster.node(A).leases(), cluster.node(A).pins(1)), (0, 0));
 }

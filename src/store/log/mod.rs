@@ -22,6 +22,8 @@
 //! has read one use of one chunk; and an exchange of a link of a chunk that has left its chain fails,
 //! because that one is frozen, or of another use.
 
+#[cfg(test)]
+mod census;
 mod list;
 mod sweep;
 
@@ -462,51 +464,6 @@ enum Search {
     AllGarbage,
     /// Something is under way.
     Undecided,
-}
-
-#[cfg(test)]
-impl Logs {
-    /// Shows the taken entries of a log, oldest first. Nothing else may be going on.
-    pub(super) fn entries(&self, list: List, show: &mut impl FnMut(u32, u64)) {
-        let mut link = self.ends(list).unwrap().head.get();
-        while let Some(chunk) = self.chunk(link) {
-            for entry in chunk.entries {
-                let entry = entry.get();
-                if !is_empty(entry) {
-                    let placed = Placed::new(list, entry);
-                    show(placed.slot, placed.position);
-                }
-            }
-            link = chunk.next.get() & !MARK;
-        }
-    }
-
-    /// Chunks that are not free.
-    pub(super) fn used(&self) -> u64 {
-        self.used.get()
-    }
-
-    /// Whether each chunk that is not free is in one log, that of its list, and the tail of each log at
-    /// its last chunk or at the one before. Nothing else may be going on.
-    pub(super) fn are_whole(&self) -> bool {
-        let mut chunks = std::collections::BTreeSet::new();
-        for list in List::all() {
-            let ends = self.ends(list).unwrap();
-            let (mut link, mut last) = (ends.head.get(), [NIL; 2]);
-            while let Some(chunk) = self.chunk(link) {
-                let own = link_to(link & NIL, chunk.number());
-                if chunk.tag.get() != tag(own, list) || !chunks.insert(link & NIL) {
-                    return false;
-                }
-                last = [last[1], own];
-                link = chunk.next.get() & !MARK;
-            }
-            if !last.contains(&ends.tail.get()) {
-                return false;
-            }
-        }
-        chunks.len() as u64 == self.used.get()
-    }
 }
 
 impl fmt::Debug for Logs {
