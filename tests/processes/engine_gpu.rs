@@ -186,7 +186,7 @@ fn blocks_are_saved_behind_the_engines_event() {
     let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
     let client = node.client().unwrap();
     let gpu = Gpu::new(standin.library());
-    let engine = Engine::new(&client, &gpu, &by_layers());
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
     let blocks = blocks("behind an event");
     let moved = at(&blocks, |at| at);
     engine.fill_all(&blocks, &moved);
@@ -272,7 +272,7 @@ fn an_engine_for_ever() {
 
 /// Kills an engine while the node copies from or to its memory.
 fn killed_in_the_middle(standin: &StandIn, node: &Process, copy: &str) {
-    let mut engine = engine_process(node, standin);
+    let mut engine = engine_process(node, standin, By::Handle);
     standin.log();
     until("a copy is under way", || {
         let log = standin.logged();
@@ -321,7 +321,7 @@ fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
     let holder = cluster.node("holder", address, &[]).unwrap();
     let reader = cluster.node("reader", address, &["--gpu", "0", "--gpu-pool", "4MiB"]).unwrap();
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
-    let mut engine = engine_process(&holder, &standin);
+    let mut engine = engine_process(&holder, &standin, By::Handle);
     let first = blocks("round 0");
     until("the engine has saved", || {
         read(&at_holder, &first, Source::Here) == Counts::all_ready(first.len())
