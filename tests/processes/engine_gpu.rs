@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 
 use kvrail::cli::cluster::{Cluster, Process};
@@ -23,7 +23,8 @@ use crate::engine_memory::{
     BLOCK, BLOCKS, BYTES, CACHE_LEN, at, blocks, by_blocks, by_layers, loaded, moved_bytes,
 };
 use crate::support::{
-    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, read, until,
+    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, read, test_process,
+    until,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -164,14 +165,10 @@ const LIBRARY: &str = "KVRAIL_TEST_GPU_ENGINE_LIBRARY";
 const ROUNDS: u32 = 3;
 
 fn engine_process(node: &Process, standin: &StandIn) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "engine_gpu::an_engine_for_ever"])
-        .env(DOOR, node.addresses().unwrap().socket.clone().unwrap())
-        .env(LIBRARY, standin.library())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+    let door = node.addresses().unwrap().socket.clone().unwrap();
+    let library = standin.library();
+    let told = [(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
+    test_process("engine_gpu::an_engine_for_ever", told)
 }
 
 /// No test of its own: what the children of the test below run.
