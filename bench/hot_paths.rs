@@ -37,6 +37,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     segments: 16,
     read_bytes: 8 << 20,
     windows: 0,
+    opening: std::time::Duration::ZERO,
 };
 
 fn filled() -> Store {

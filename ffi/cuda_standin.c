@@ -81,7 +81,8 @@ static long ruled(const char *name, const char *verb, unsigned long call, long o
 /* `devices` (1), `memory_bytes` of each (1 GiB), `version` (12080), `vmm` (1), `rdma` (1): attributes;
    `registrable` (0): whether a network card can register device pointers; `dmabuf` (1) and
    `dmabuf_pcie` (1): whether memory is exported, and with the flag of a PCIe mapping; `ordering` (0,
-   100 or 200) and `flush_options` (1): of writes by network cards. */
+   100 or 200) and `flush_options` (1): of writes by network cards; `corrupt` (0): whether
+   asynchronous copies are wrong in the first byte of each row. */
 long standin_setting(const char *key, long otherwise) {
     FILE *file = control();
     if (!file) return otherwise;

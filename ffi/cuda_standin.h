@@ -67,6 +67,14 @@ extern pthread_mutex_t standin_memory_lock;
 /* Where a copy finds the bytes of device memory; NULL where nothing is mapped or may be touched.
    Under the lock. */
 char *standin_device_bytes(CUdeviceptr pointer, size_t len);
+/* Holds the lock from here to the end of the block. */
+#define LOCKED \
+    __attribute__((cleanup(standin_unlock))) int locked = pthread_mutex_lock(&standin_memory_lock)
+static inline void standin_unlock(int *locked) {
+    if (*locked == 0) pthread_mutex_unlock(&standin_memory_lock);
+}
+
+/* cuda_standin_host.c */
 /* Whether host memory is registered. Under the lock. */
 int standin_host_registered(const void *pointer, size_t len);
 

@@ -36,7 +36,7 @@ struct operation {
     struct event *event;
     unsigned long number;
     long late;
-    int lose;
+    int lose, corrupt;
 };
 
 struct stream {
@@ -86,6 +86,7 @@ static void copy(const struct operation *operation) {
             break;
         }
         memcpy(to, from, operation->width);
+        if (operation->corrupt) to[0]++;
     }
     pthread_mutex_unlock(&standin_memory_lock);
 }
@@ -137,6 +138,7 @@ static CUresult enqueue(CUstream stream, const char *name, struct operation oper
     made->next = NULL;
     made->late = standin_late(name);
     made->lose = standin_loses(name);
+    made->corrupt = standin_setting("corrupt", 0) != 0;
     pthread_mutex_lock(&stream->lock);
     *stream->last = made;
     stream->last = &made->next;

@@ -133,7 +133,8 @@ pub struct ServeSettings {
     /// It is a bound. Once transfers from a peer have been measured, their deadline is 2s and ten times
     /// what the bytes need at the measured rate, and never more than this; the lease's own end, less
     /// its margin, comes first where it is earlier and not renewed. A peer has this long, and at most
-    /// 5s, to answer a request.
+    /// 5s, to answer a request; one that says nothing at all meanwhile, not even that it is there, is
+    /// left alone within a second.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transfer_timeout: Option<Duration>,
 

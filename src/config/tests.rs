@@ -269,7 +269,7 @@ fn a_registry_has_defaults_and_refuses_one_port_for_two() {
         |arguments: &[&str]| RegistryConfig::load_from(flags(arguments), Environment::of(&nothing));
     let config = load(&[]).unwrap();
     assert_eq!(config.listen.to_string(), "0.0.0.0:7071");
-    assert_eq!(config.node_lease, Duration::from_secs(5));
+    assert_eq!(config.node_lease, Duration::from_secs(10));
     assert!(load(&["--metrics-listen=0.0.0.0:7071"]).is_err());
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::residency::{Admitted, Residency};
+use super::residency::{Admitted, Patience, Residency};
 use crate::fabric::{Region, RegionId, RegisteredSpan};
 use crate::memory::Reservation;
 use crate::peer::{Landing, Published};
@@ -33,7 +33,7 @@ impl Landing for NodeLanding {
     type Memory = Reservation;
 
     fn reserve(&mut self, sizes: &[u32], out: &mut Vec<Reservation>) {
-        self.residency.reserve_some(sizes, out);
+        self.residency.reserve_some(sizes, out, Patience::Goes);
     }
 
     fn spans(&self, memory: &Reservation) -> impl Iterator<Item = RegisteredSpan> {

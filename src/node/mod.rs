@@ -77,7 +77,7 @@ const DRAIN_MARGIN: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a silent node stays listed in a registry on Redis, where no registry of its own decides.
-const REDIS_LEASE: Duration = Duration::from_secs(5);
+const REDIS_LEASE: Duration = Duration::from_secs(10);
 
 /// What the node's threads and tasks share.
 #[derive(Debug)]

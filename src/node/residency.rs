@@ -53,6 +53,24 @@ pub struct Reserved {
     pub(super) stored_before: u64,
 }
 
+/// Whether a thread waits for others that reserve memory at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Like a thread of the door.
+    Waits,
+    /// Like the data thread, whose peers wait for it.
+    Goes,
+}
+
+/// Whether there was room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    Whole,
+    Not,
+    /// Others were at it.
+    Unknown,
+}
+
 #[derive(Debug)]
 pub(super) struct Residency {
     pub(super) store: Arc<Store>,
@@ -115,7 +133,7 @@ impl Residency {
     /// victims itself before it gives up.
     pub(super) fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reservation>, NoMemory> {
         let mut out = Vec::with_capacity(sizes.len());
-        if self.reserve_some(sizes, &mut out) == sizes.len() {
+        if self.reserve_some(sizes, &mut out, Patience::Waits) == sizes.len() {
             return Ok(out);
         }
         let bytes = sizes.iter().map(|size| u64::from(*size)).sum();
@@ -124,14 +142,18 @@ impl Residency {
     }
 
     /// Reserves memory for these blocks, or for the first few of them; how many.
-    pub(super) fn reserve_some(&self, sizes: &[u32], out: &mut Vec<Reservation>) -> usize {
+    pub(super) fn reserve_some(
+        &self,
+        sizes: &[u32],
+        out: &mut Vec<Reservation>,
+        patience: Patience,
+    ) -> usize {
         let before = out.len();
         let mut victims_left = limits::INLINE_VICTIMS_MAX;
         let mut rest = sizes;
         while !rest.is_empty() {
             // All of the rest in one piece of work first: that is what keeps a batch together.
-            let batch = self.pools.iter().any(|pool| pool.reserve_into(rest, out).is_ok());
-            if batch {
+            if self.place(rest, out, patience) != Placed::Not {
                 break;
             }
             if victims_left > 0 {
@@ -143,7 +165,7 @@ impl Residency {
                 victims_left = 0;
             }
             let (Some(first), Some(others)) = (rest.get(..1), rest.get(1..)) else { break };
-            if !self.pools.iter().any(|pool| pool.reserve_into(first, out).is_ok()) {
+            if self.place(first, out, patience) != Placed::Whole {
                 break;
             }
             rest = others;
@@ -154,6 +176,23 @@ impl Residency {
             reclaimer.wake();
         }
         out.len() - before
+    }
+
+    /// Tries to reserve memory for all of these blocks in one pool.
+    fn place(&self, sizes: &[u32], out: &mut Vec<Reservation>, patience: Patience) -> Placed {
+        let mut placed = Placed::Not;
+        for pool in &self.pools {
+            let outcome = match patience {
+                Patience::Waits => Some(pool.reserve_into(sizes, out)),
+                Patience::Goes => pool.try_reserve_into(sizes, out),
+            };
+            match outcome {
+                Some(Ok(())) => return Placed::Whole,
+                Some(Err(_full)) => {}
+                None => placed = Placed::Unknown,
+            }
+        }
+        placed
     }
 
     pub(super) fn reserved(&self, memory: Reservation) -> Reserved {

@@ -55,6 +55,7 @@ impl Table {
 
     /// Panics unless every slot is in exactly one place. Nothing else may be going on.
     pub(super) fn check(&self) {
+        assert!(self.logs.are_whole(), "a chunk is in no log, or in another's");
         let mut listed = std::collections::BTreeMap::new();
         for rank in EvictionRank::all() {
             self.logs.entries(rank, &mut |slot, position| {

@@ -421,15 +421,16 @@ impl Store {
     pub fn evict_batch(&self, max: usize, out: &mut Vec<Evicted>) -> usize {
         let before = out.len();
         let claim = self.table.claims.take();
-        let mut warmed = None;
-        for at in 0..max {
+        let mut warmed = 0;
+        for left in (0..max).rev() {
             let Some(victim) = self.table.evict(&claim) else {
                 break;
             };
             self.emit_evicted(&victim);
-            if at + 1 < max {
-                warmed = self.table.warm_victims(victim.rank, warmed);
-            }
+            warmed = match warmed {
+                0 => self.table.warm_victims(victim.rank, left),
+                more => more - 1,
+            };
             out.push(victim);
         }
         out.len() - before

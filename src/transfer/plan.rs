@@ -259,11 +259,19 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use proptest::prelude::*;
+    use std::time::Duration;
 
     use crate::fabric::RegionId;
 
     fn capabilities(segments: usize, read_bytes: u32) -> Capabilities {
-        Capabilities { transport: "test", reads_outstanding: 8, segments, read_bytes, windows: 0 }
+        Capabilities {
+            transport: "test",
+            reads_outstanding: 8,
+            segments,
+            read_bytes,
+            windows: 0,
+            opening: Duration::ZERO,
+        }
     }
 
     /// A block of one span on either side.

@@ -9,8 +9,12 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-const SOURCES: [&str; 3] =
-    ["ffi/cuda_standin.c", "ffi/cuda_standin_memory.c", "ffi/cuda_standin_streams.c"];
+const SOURCES: [&str; 4] = [
+    "ffi/cuda_standin.c",
+    "ffi/cuda_standin_host.c",
+    "ffi/cuda_standin_memory.c",
+    "ffi/cuda_standin_streams.c",
+];
 
 /// The name that the loader looks for.
 const NAME: &str = "libcuda.so.1";

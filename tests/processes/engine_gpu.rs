@@ -1,7 +1,9 @@
 //! Engines give a node GPU memory. The driver is a stand-in over host memory, `ffi/cuda_standin.c`: no
 //! GPU has part in this.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Child;
 use std::sync::Arc;
@@ -53,6 +55,15 @@ impl Gpu {
     }
 }
 
+/// How an engine passes its memory on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// `cuIpcGetMemHandle`.
+    Handle,
+    /// `cuMemExportToShareableHandle`.
+    Descriptor,
+}
+
 /// An engine with its KV cache on a GPU, and an image of it in host memory.
 struct Engine<'c> {
     image: Arc<HostRegistration>,
@@ -63,14 +74,26 @@ struct Engine<'c> {
 }
 
 impl<'c> Engine<'c> {
-    fn new(client: &'c Client, gpu: &'c Gpu, tensors: &[Tensor]) -> Self {
+    fn new(client: &'c Client, gpu: &'c Gpu, (by, tensors): (By, &[Tensor])) -> Self {
         let bound = gpu.context.bind().unwrap();
-        let cache = DeviceMemory::allocate_plain(&bound, BYTES).unwrap();
+        let cache = match by {
+            By::Handle => DeviceMemory::allocate_plain(&bound, BYTES).unwrap(),
+            By::Descriptor => DeviceMemory::allocate(&bound, BYTES).unwrap(),
+        };
         let image = Arc::new(Mapping::anonymous("kvrail-test-image", BYTES).unwrap());
         image.write(0, &vec![0xee; CACHE_LEN]).unwrap();
         let image = HostRegistration::new(&bound, &image).unwrap();
-        let handle = cache.ipc_handle(&bound).unwrap().0;
-        client.import_cuda_ipc(gpu.device, handle, BYTES).unwrap();
+        match by {
+            By::Handle => {
+                let handle = cache.ipc_handle(&bound).unwrap().0;
+                client.import_cuda_ipc(gpu.device, handle, BYTES).unwrap();
+            }
+            By::Descriptor => {
+                // As long as it was allocated, which is more than was asked for where a device rounds up.
+                let fd = cache.export(&bound).unwrap();
+                client.import_cuda_shareable(gpu.device, fd.as_fd(), cache.len()).unwrap();
+            }
+        }
         let layout = Layout::new(tensors.to_vec(), BLOCKS, |_| Some(BYTES)).unwrap();
         let imported = client.import_layout(BLOCKS, tensors).unwrap();
         let engine = Self { image, cache, gpu, layout, imported };
@@ -103,6 +126,15 @@ impl<'c> Engine<'c> {
 
 #[test]
 fn blocks_travel_from_gpu_to_gpu() {
+    travels(By::Handle, By::Handle);
+}
+
+#[test]
+fn blocks_travel_between_memories_that_were_passed_by_descriptor() {
+    travels(By::Descriptor, By::Descriptor);
+}
+
+fn travels(from: By, to: By) {
     let Some(standin) = StandIn::new() else { return };
     let cluster = cluster(&standin);
     let registry = cluster.registry("registry", &[]).unwrap();
@@ -113,8 +145,8 @@ fn blocks_travel_from_gpu_to_gpu() {
     );
     let (at_prefill, at_decode) = (prefill.client().unwrap(), decode.client().unwrap());
     let gpu = Gpu::new(standin.library());
-    let writer = Engine::new(&at_prefill, &gpu, &by_layers());
-    let reader = Engine::new(&at_decode, &gpu, &by_blocks());
+    let writer = Engine::new(&at_prefill, &gpu, (from, &by_layers()));
+    let reader = Engine::new(&at_decode, &gpu, (to, &by_blocks()));
     let blocks = blocks("from GPU to GPU");
     let (from, to) = (at(&blocks, |at| BLOCKS - 1 - at), at(&blocks, |at| (at * 5 + 2) % BLOCKS));
     writer.fill_all(&blocks, &from);
@@ -160,15 +192,18 @@ fn memory_of_another_gpu_is_refused() {
 /// What a child process is told: the node's door, and the driver.
 const DOOR: &str = "KVRAIL_TEST_GPU_ENGINE_DOOR";
 const LIBRARY: &str = "KVRAIL_TEST_GPU_ENGINE_LIBRARY";
+const BY_DESCRIPTOR: &str = "KVRAIL_TEST_GPU_ENGINE_BY_DESCRIPTOR";
 
 /// Sets of blocks that a child saves over and over.
 const ROUNDS: u32 = 3;
 
-fn engine_process(node: &Process, standin: &StandIn) -> Child {
-    let door = node.addresses().unwrap().socket.clone().unwrap();
-    let library = standin.library();
-    let told = [(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
-    test_process("engine_gpu::an_engine_for_ever", told)
+fn engine_process(node: &Process, standin: &StandIn, by: By) -> Child {
+    let (door, library) = (node.addresses().unwrap().socket.clone().unwrap(), standin.library());
+    let mut told = vec![(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
+    if by == By::Descriptor {
+        told.push((BY_DESCRIPTOR, OsStr::new("yes")));
+    }
+    test_process("engine_gpu::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of the test below run.
@@ -180,7 +215,11 @@ fn an_engine_for_ever() {
     };
     let client = Client::connect(std::path::Path::new(&door)).unwrap();
     let gpu = Gpu::new(library);
-    let engine = Engine::new(&client, &gpu, &by_layers());
+    let by = match std::env::var_os(BY_DESCRIPTOR) {
+        None => By::Handle,
+        Some(_yes) => By::Descriptor,
+    };
+    let engine = Engine::new(&client, &gpu, (by, &by_layers()));
     for round in (0..ROUNDS).cycle() {
         let blocks = blocks(&format!("round {round}"));
         let moved = at(&blocks, |at| at);
@@ -190,22 +229,39 @@ fn an_engine_for_ever() {
     }
 }
 
+/// Mappings of device memory in a node, which has none of its own here.
+fn device_memory(node: &Process) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", node.id())).unwrap();
+    maps.lines().filter(|line| line.contains("/memfd:device-memory")).count()
+}
+
 #[test]
 fn nothing_of_a_killed_engine_stays_and_what_it_saved_is_whole() {
+    killed(By::Handle);
+}
+
+#[test]
+fn nothing_stays_of_a_killed_engine_whose_memory_was_passed_by_descriptor() {
+    killed(By::Descriptor);
+}
+
+fn killed(by: By) {
     let Some(standin) = StandIn::new() else { return };
     let cluster = cluster(&standin);
     let registry = cluster.registry("registry", &[]).unwrap();
     let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
     let client = node.client().unwrap();
     for round in 0..ROUNDS {
-        let mut engine = engine_process(&node, &standin);
+        let mut engine = engine_process(&node, &standin, by);
         let first = blocks(&format!("round {round}"));
         until("the engine has saved", || {
             read(&client, &first, Source::Here) == Counts::all_ready(first.len())
         });
+        until("the engine's memory is open in the node", || device_memory(&node) > 0);
         engine.kill().unwrap();
         engine.wait().unwrap();
         assert_at_rest("node", &client);
+        until("the engine's memory is let go", || device_memory(&node) == 0);
         for number in 0..ROUNDS {
             let blocks = blocks(&format!("round {number}"));
             let counts = read(&client, &blocks, Source::Here);
@@ -214,7 +270,7 @@ fn nothing_of_a_killed_engine_stays_and_what_it_saved_is_whole() {
     }
     // The next engine finds everything as the first one did.
     let gpu = Gpu::new(standin.library());
-    let engine = Engine::new(&client, &gpu, &by_blocks());
+    let engine = Engine::new(&client, &gpu, (by, &by_blocks()));
     let blocks = blocks("round 0");
     let moved = at(&blocks, |at| at);
     let outcomes = engine.imported.load(&namespace(), &moved, Source::Here).unwrap();

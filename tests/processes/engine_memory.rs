@@ -264,7 +264,7 @@ const ROUNDS: u32 = 3;
 fn engine_process(node: &Process, does: &str) -> Child {
     let door: PathBuf = node.addresses().unwrap().socket.clone().unwrap();
     let told = [(DOOR, door.as_os_str()), (DOES, OsStr::new(does))];
-    test_process("engine_memory::an_engine_for_ever", told)
+    test_process("engine_memory::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of the test below run.

@@ -22,6 +22,8 @@ mod cuda_standin;
 
 mod authentication;
 mod bench;
+#[cfg(feature = "gpu")]
+mod bench_gpu;
 mod commands;
 mod demo;
 mod disaggregated;

@@ -52,10 +52,10 @@ pub(crate) fn until_stopped(process: &Process) {
 }
 
 /// A child process that runs the test of this name alone, told by these variables what it is to do.
-pub(crate) fn test_process(name: &str, variables: [(&str, &OsStr); 2]) -> Child {
+pub(crate) fn test_process(name: &str, variables: &[(&str, &OsStr)]) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name])
-        .envs(variables)
+        .envs(variables.iter().copied())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -142,7 +142,9 @@ pub(crate) fn save_unannounced(client: &Client, blocks: &Blocks) {
         let mut memory = loop {
             match client.reserve(&[size]) {
                 Ok(mut memory) => break memory.pop().unwrap(),
-                Err(ClientError::Busy { pause }) => assert!(deadline.pause(pause), "busy for ever"),
+                Err(ClientError::Busy { pause, .. }) => {
+                    assert!(deadline.pause(pause), "busy for ever")
+                }
                 Err(error) => panic!("{error}"),
             }
         };
@@ -173,7 +175,7 @@ pub(crate) fn try_read(
                 counts.ready += 1;
             }
             Acquired::NotFound => counts.not_found += 1,
-            Acquired::Busy => counts.busy += 1,
+            Acquired::Busy(_) => counts.busy += 1,
             Acquired::Failed => counts.failed += 1,
         }
     }

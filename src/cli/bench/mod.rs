@@ -3,6 +3,8 @@
 
 mod cpu;
 pub mod fault;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod latency;
 mod machine;
 mod pair;
@@ -54,6 +56,9 @@ enum What {
     Stall(stall::StallArgs),
     /// Kill a holder, hang it, cut the link to it, and measure how long its readers are without it.
     Fault(fault::FaultArgs),
+    /// Check a GPU's driver, and measure how fast blocks go between the GPU and the host.
+    #[cfg(feature = "gpu")]
+    Gpu(gpu::GpuArgs),
     /// Be the end that bench read reads from, on another host.
     Hold(read::HoldArgs),
 }
@@ -65,6 +70,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
         What::Registry(args) => registry::run(args),
         What::Stall(args) => stall::run(args),
         What::Fault(args) => fault::run(args),
+        #[cfg(feature = "gpu")]
+        What::Gpu(args) => gpu::run(args),
         What::Hold(args) => read::hold(args),
     }
 }

@@ -13,6 +13,7 @@ mod handshake;
 mod health;
 mod leases;
 mod reads;
+mod silence;
 mod stalls;
 mod stranger;
 mod strided;

@@ -134,7 +134,8 @@ pub struct HealthStat {
     pub scope: String,
     /// The peer's identity, 32 hexadecimal digits; empty for a NIC of this node.
     pub peer: String,
-    /// The NIC of this node, by its place in the configuration; of a path or by itself.
+    /// The NIC of this node, by its place in the configuration; of a path or by itself. 255 where the path
+    /// is that of messages, whatever NIC they take.
     pub local_nic: u8,
     /// The peer's NIC; of a path.
     pub peer_nic: u8,

@@ -24,9 +24,7 @@
 
 mod sweep;
 
-use std::fmt;
-
-use arrayvec::ArrayVec;
+use std::{fmt, iter};
 
 use super::fault::{self, Fault};
 use super::word::{TAG_BITS, Word};
@@ -56,6 +54,9 @@ const NUMBER_MASK: u64 = u64::MAX >> NUMBER_AT;
 
 /// Chunks for the ends of logs and for threads that are stopped while they hold one.
 const CHUNKS_SPARE: usize = if cfg!(any(test, shuttle)) { 128 } else { 2_048 };
+
+/// The tag of a chunk that is being filled. Numbers begin at 1.
+const NO_TAG: u64 = 0;
 
 const LOGS: usize = limits::RANK_MAX as usize + 1;
 
@@ -92,8 +93,8 @@ impl Placed {
     }
 }
 
-/// Entries of two chunks.
-pub(super) const UPCOMING: usize = 2 * ENTRIES;
+/// Chunks that are read ahead at a time at most, where nearly all in them is garbage.
+const UPCOMING: usize = 32;
 
 /// The least recently used member of a log.
 #[derive(Debug, Clone, Copy)]
@@ -153,6 +154,11 @@ pub(super) struct Logs {
 
 fn number_of(link: u64) -> u64 {
     link >> NUMBER_AT
+}
+
+/// The tag of the chunk that is linked so, in the log of `rank`.
+fn tag(link: u64, rank: EvictionRank) -> u64 {
+    number_of(link) << 8 | u64::from(rank.get())
 }
 
 fn link_to(target: u64, number: u64) -> u64 {
@@ -228,15 +234,22 @@ impl Logs {
         self.numbers.add(1) & NUMBER_MASK
     }
 
-    /// A free chunk, as one of this rank, and a link to it.
+    /// A free chunk, which has no tag until [`Logs::enter`], and the link to it.
     fn take(&self, rank: EvictionRank) -> Option<(u64, Chunk<'_>)> {
         let index = self.free.pop(|index| self.free_link(index))?;
         self.used.add(1);
-        let number = self.number();
-        let link = link_to(u64::from(index), number);
+        let link = link_to(u64::from(index), self.number());
         let chunk = self.chunk(link)?;
-        chunk.tag.publish(number << 8 | u64::from(rank.get()));
+        let early = fault::is(Fault::TagGivenEarly);
+        chunk.tag.publish(if early { tag(link, rank) } else { NO_TAG });
         Some((link, chunk))
+    }
+
+    /// Gives a chunk that is filled the tag of its use. Until then it has none, so that whoever reads a
+    /// tag and then the link, or the link and then the tag, never has the tag of one use and the link
+    /// of another: of an old one behind a new tag, or of a new one before an old tag.
+    fn enter(chunk: Chunk<'_>, link: u64, rank: EvictionRank) {
+        chunk.tag.publish(tag(link, rank));
     }
 
     /// A free chunk, made ready for the end of a log: a link to it.
@@ -247,6 +260,7 @@ impl Logs {
         for (at, entry) in chunk.entries.iter().enumerate() {
             entry.publish(empty(position(number, at)));
         }
+        Self::enter(chunk, link, rank);
         Some(link)
     }
 
@@ -362,19 +376,13 @@ impl Logs {
         }
     }
 
-    /// The link to the first chunk of `rank`, and what is in the second one, in the first one too
-    /// where `first`: as of now, or of a moment ago.
-    pub(super) fn upcoming(
-        &self,
-        rank: EvictionRank,
-        first: bool,
-    ) -> Option<(u64, ArrayVec<Placed, UPCOMING>)> {
-        let link = self.ends(rank)?.head.get();
-        let head = self.chunk(link)?;
-        let second = self.chunk(head.next.get());
-        let chunks = second.into_iter().chain(first.then_some(head));
-        let entries = chunks.flat_map(|chunk| chunk.entries);
-        Some((link, entries.map(|entry| Placed::new(rank, entry.get())).collect()))
+    /// What is in the first chunks of `rank`, [`UPCOMING`] at most: each as of now, or of a moment ago,
+    /// or, where a chunk moved on meanwhile, what is in another log.
+    pub(super) fn upcoming(&self, rank: EvictionRank) -> impl Iterator<Item = [Placed; ENTRIES]> {
+        let first = self.head(rank).and_then(|link| self.chunk(link));
+        let chunks = iter::successors(first, |chunk| self.chunk(chunk.next.get()));
+        let placed = move |entry: &Cell| Placed::new(rank, entry.get());
+        chunks.take(UPCOMING).map(move |chunk| chunk.entries.each_ref().map(placed))
     }
 
     /// The link to the first chunk of `rank`.
@@ -437,6 +445,9 @@ impl Logs {
 
     /// Makes sure that a chunk which has a next one is behind the tail, and that its link stays as it
     /// is: answers that link. `None` where it changed underfoot.
+    ///
+    /// The link is of the use that the tag names, or of a later one. Where the tail is at the former, it
+    /// is still that one, and the tail moves along its own log.
     fn freeze(&self, link: u64, rank: EvictionRank) -> Option<u64> {
         let (chunk, ends) = (self.chunk(link)?, self.ends(rank)?);
         let number = chunk.number();
@@ -482,6 +493,28 @@ impl Logs {
     /// Chunks that are not free.
     pub(super) fn used(&self) -> u64 {
         self.used.get()
+    }
+
+    /// Whether each chunk that is not free is in one log, that of its rank, and the tail of each log at
+    /// its last chunk or at the one before. Nothing else may be going on.
+    pub(super) fn are_whole(&self) -> bool {
+        let mut chunks = std::collections::BTreeSet::new();
+        for rank in EvictionRank::all() {
+            let ends = self.ends(rank).unwrap();
+            let (mut link, mut last) = (ends.head.get(), [NIL; 2]);
+            while let Some(chunk) = self.chunk(link) {
+                let own = link_to(link & NIL, chunk.number());
+                if chunk.tag.get() != tag(own, rank) || !chunks.insert(link & NIL) {
+                    return false;
+                }
+                last = [last[1], own];
+                link = chunk.next.get() & !MARK;
+            }
+            if !last.contains(&ends.tail.get()) {
+                return false;
+            }
+        }
+        chunks.len() as u64 == self.used.get()
     }
 }
 

@@ -227,6 +227,7 @@ impl Logs {
                 count.publish(kept.count);
             }
         }
+        Self::enter(chunk, link, run.rank);
         Some(link)
     }
 }
