@@ -117,6 +117,7 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         shared_memory: peers.shared_memory,
         rdma_devices: peers.rdma_devices,
         nic_pairs: peers.nic_pairs,
+        gpu_nics: peers.gpu_nics,
         gid_index: peers.gid_index,
         poll: peers.poll,
         lease_windows: peers.lease_windows,

@@ -25,6 +25,7 @@ pub(super) fn resolve(settings: &ServeSettings) -> Result<Option<GpuConfig>, Con
         let given = [
             ("--gpu-pool", settings.gpu_pool.is_some()),
             ("--gpu-direct", settings.gpu_direct.is_some()),
+            ("--gpu-nics", !settings.gpu_nics.is_empty()),
             ("--gpu-staging", settings.gpu_staging.is_some()),
         ];
         return match given.into_iter().find(|(_, given)| *given) {

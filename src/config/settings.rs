@@ -88,6 +88,13 @@ pub struct ServeSettings {
     #[arg(long, value_name = "WAY")]
     pub gpu_direct: Option<GpuDirect>,
 
+    /// RDMA device that GPU memory goes over, such as mlx5_0; several by commas (default: nearest by PCIe)
+    ///
+    /// The default goes by sysfs: the devices that share most of the way from the processor with the GPU,
+    /// then those on its NUMA node. A connection that has none of them takes another one.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = device_name)]
+    pub gpu_nics: Vec<String>,
+
     /// Pinned host memory for blocks on their way into GPU memory, and as much for those on their way out (default 64MiB)
     ///
     /// A block must fit. More lets more blocks be under way at once.
@@ -298,6 +305,7 @@ impl Settings for ServeSettings {
             gpu: self.gpu.or(lower.gpu),
             gpu_pool: self.gpu_pool.or(lower.gpu_pool),
             gpu_direct: self.gpu_direct.or(lower.gpu_direct),
+            gpu_nics: given(self.gpu_nics, lower.gpu_nics),
             gpu_staging: self.gpu_staging.or(lower.gpu_staging),
             capacity: self.capacity.or(lower.capacity),
             policy: self.policy.or(lower.policy),

@@ -120,7 +120,7 @@ fn every_setting_can_be_given_in_each_of_the_three_places() {
 
 #[test]
 fn contradictions_are_refused_with_both_names() {
-    let table: [(&[&str], &str, &str); 14] = [
+    let table: [(&[&str], &str, &str); 16] = [
         (
             &["--gpu=0", "--gpu-pool=1MiB", "--gpu-direct=require", "--transport=tcp"],
             "--gpu-direct",
@@ -128,6 +128,16 @@ fn contradictions_are_refused_with_both_names() {
         ),
         (&["--transport=tcp", "--nic-pairs=a=b"], "--transport", "--nic-pairs"),
         (&["--rdma-device=a", "--nic-pairs=b=c"], "--rdma-device", "--nic-pairs"),
+        (
+            &["--gpu=0", "--gpu-pool=1MiB", "--rdma-device=a,b", "--gpu-nics=b,c"],
+            "--rdma-device",
+            "--gpu-nics",
+        ),
+        (
+            &["--gpu=0", "--gpu-pool=1MiB", "--transport=tcp", "--gpu-nics=a"],
+            "--transport",
+            "--gpu-nics",
+        ),
         (&["--transport=tcp", "--gid-index=1"], "--transport", "--gid-index"),
         (&["--transport=tcp", "--rdma-device=rxe0"], "--transport", "--rdma-device"),
         (&["--transport=shm", "--poll=busy"], "--transport", "--poll"),

@@ -61,6 +61,8 @@ pub struct NodeOptions {
     pub rdma_devices: Vec<String>,
     /// Which device of a peer ours talk to; by NUMA node where empty.
     pub nic_pairs: Vec<NicPair>,
+    /// The RDMA devices that GPU memory goes over; empty for those nearest to the GPU.
+    pub gpu_nics: Vec<String>,
     /// The index of the GID to use on each; the best one where absent.
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.

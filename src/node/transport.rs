@@ -133,6 +133,7 @@ impl Chosen {
             listen: Some(options.listen),
             devices: options.rdma_devices.clone(),
             pairs: options.nic_pairs.clone(),
+            gpu_nics: options.gpu_nics.clone(),
             gid_index: options.gid_index,
             lanes: options.streams,
             lease_windows: options.lease_windows,
