@@ -14,8 +14,8 @@ default_tests() {
             echo verbs_faults
             # What no fault from outside brings about.
             echo lib:verbs::fabric::service
-            # Nodes that die or may not register memory, over RDMA.
-            printf 'processes:%s\n' holder_dies requester_dies rdma_refused
+            # Nodes that die, may not register memory, or lose one of two NICs, over RDMA.
+            printf 'processes:%s\n' holder_dies requester_dies rdma_refused nics
             ;;
         # What may not land late is the more likely to where packets are under way for long.
         pair/*) echo verbs_faults:memory ;;
