@@ -19,7 +19,7 @@ use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, Place, decode};
 use kvrail::store::{Store, StoreConfig};
 use kvrail::transfer::{ReadList, Transfers, plan};
 use kvrail::types::{
-    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, Path, RequestId,
+    BlockKey, EvictionRank, Generation, LeaseId, Load, MemoryKind, NamespaceId, Path, RequestId,
     RequesterIndex, Timestamp,
 };
 
@@ -37,6 +37,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     segments: 16,
     read_bytes: 8 << 20,
     windows: 0,
+    opening: std::time::Duration::ZERO,
 };
 
 fn filled() -> Store {
@@ -101,7 +102,7 @@ fn store(bench: &mut Criterion) {
         let mut victims = Vec::new();
         bencher.iter(|| {
             victims.clear();
-            let gone = store.evict_batch(BATCH, &mut victims);
+            let gone = store.evict_batch(MemoryKind::Host, BATCH, &mut victims);
             for _ in 0..gone {
                 fresh += 1;
                 store.insert(key(fresh), payload(fresh), SAVED, false).unwrap();

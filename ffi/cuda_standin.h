@@ -53,6 +53,8 @@ struct context {
 /* cuda_standin.c: the control file, devices and contexts. */
 CUresult standin_call(const char *name, int in_context);
 long standin_setting(const char *key, long otherwise);
+/* A line of the log: `call` or `ran`, and the name of a function. */
+void standin_log(const char *what, const char *name);
 /* Milliseconds that an asynchronous operation of this name waits before it runs. */
 long standin_late(const char *name);
 /* The error that such an operation ends the context with; 0 for none. */
@@ -67,6 +69,14 @@ extern pthread_mutex_t standin_memory_lock;
 /* Where a copy finds the bytes of device memory; NULL where nothing is mapped or may be touched.
    Under the lock. */
 char *standin_device_bytes(CUdeviceptr pointer, size_t len);
+/* Holds the lock from here to the end of the block. */
+#define LOCKED \
+    __attribute__((cleanup(standin_unlock))) int locked = pthread_mutex_lock(&standin_memory_lock)
+static inline void standin_unlock(int *locked) {
+    if (*locked == 0) pthread_mutex_unlock(&standin_memory_lock);
+}
+
+/* cuda_standin_host.c */
 /* Whether host memory is registered. Under the lock. */
 int standin_host_registered(const void *pointer, size_t len);
 

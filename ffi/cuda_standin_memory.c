@@ -1,4 +1,4 @@
-/* The stand-in driver's memory: allocations, mappings, exports, registered host memory. */
+/* The stand-in driver's memory: allocations, mappings, exports. */
 #define _GNU_SOURCE
 #include "cuda_standin.h"
 
@@ -34,12 +34,6 @@ struct range {
     int access;
 };
 
-struct host {
-    struct host *next;
-    char *start;
-    size_t size;
-};
-
 struct location {
     int type, id;
 };
@@ -72,14 +66,7 @@ static const char MAGIC[8] = "standin";
 
 pthread_mutex_t standin_memory_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
-static struct host *hosts;
 static size_t used[DEVICES_MAX];
-
-#define LOCKED __attribute__((cleanup(unlock))) int locked = pthread_mutex_lock(&standin_memory_lock)
-
-static void unlock(int *locked) {
-    if (*locked == 0) pthread_mutex_unlock(&standin_memory_lock);
-}
 
 static size_t pages(size_t size) { return (size + 4095) & ~(size_t)4095; }
 
@@ -150,15 +137,6 @@ char *standin_device_bytes(CUdeviceptr pointer, size_t len) {
     struct range *range = find(pointer, len, 0);
     if (!range || !range->access) return NULL;
     return range->physical->bytes + range->offset + (pointer - range->start);
-}
-
-int standin_host_registered(const void *pointer, size_t len) {
-    for (struct host *one = hosts; one; one = one->next) {
-        size_t offset = (size_t)((const char *)pointer - one->start);
-        if ((const char *)pointer >= one->start && len <= one->size && offset <= one->size - len)
-            return 1;
-    }
-    return 0;
 }
 
 API CUresult cuMemGetInfo_v2(size_t *left, size_t *total) {
@@ -431,31 +409,4 @@ API CUresult cuFlushGPUDirectRDMAWrites(int target, int scope) {
     CALL_IN_CONTEXT(cuFlushGPUDirectRDMAWrites);
     if (target != 0 || (scope != 100 && scope != 200)) return INVALID_VALUE;
     return standin_setting("flush_options", 1) & 1 ? SUCCESS : NOT_SUPPORTED;
-}
-
-API CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags) {
-    CALL_IN_CONTEXT(cuMemHostRegister_v2);
-    LOCKED;
-    if (!pointer || !size || flags > 1) return INVALID_VALUE;
-    for (struct host *one = hosts; one; one = one->next)
-        if ((char *)pointer < one->start + one->size && one->start < (char *)pointer + size)
-            return ALREADY_REGISTERED;
-    struct host *made = calloc(1, sizeof *made);
-    if (!made) return OUT_OF_MEMORY;
-    *made = (struct host){hosts, pointer, size};
-    hosts = made;
-    return SUCCESS;
-}
-
-API CUresult cuMemHostUnregister(void *pointer) {
-    CALL_IN_CONTEXT(cuMemHostUnregister);
-    LOCKED;
-    for (struct host **link = &hosts; *link; link = &(*link)->next)
-        if ((*link)->start == (char *)pointer) {
-            struct host *gone = *link;
-            *link = gone->next;
-            free(gone);
-            return SUCCESS;
-        }
-    return NOT_REGISTERED;
 }

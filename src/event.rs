@@ -49,12 +49,21 @@ pub enum LendRefusal {
     Pressure,
     /// The node has as many leases out as it can keep.
     Leases,
+    /// Blocks in GPU memory found no staging memory in time.
+    Staging,
 }
 
 impl LendRefusal {
     /// All refusals.
-    pub const ALL: [Self; 6] =
-        [Self::Quota, Self::Pins, Self::Windows, Self::Draining, Self::Pressure, Self::Leases];
+    pub const ALL: [Self; 7] = [
+        Self::Quota,
+        Self::Pins,
+        Self::Windows,
+        Self::Draining,
+        Self::Pressure,
+        Self::Leases,
+        Self::Staging,
+    ];
 
     /// The name that metrics use.
     #[must_use]
@@ -66,6 +75,65 @@ impl LendRefusal {
             Self::Draining => "draining",
             Self::Pressure => "pressure",
             Self::Leases => "leases",
+            Self::Staging => "staging",
+        }
+    }
+}
+
+/// Why something has to wait: what every `Busy` at the local door says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BusyReason {
+    /// This node's pools have no room, and nothing in them can be evicted now.
+    Memory,
+    /// The block is pinned here as often as it can be.
+    Pins,
+    /// This client has as many requests waiting as it may have.
+    Waits,
+    /// Its owner does not lend the block now.
+    Owner(LendRefusal),
+}
+
+impl BusyReason {
+    /// All reasons.
+    pub const ALL: [Self; 10] = [
+        Self::Memory,
+        Self::Pins,
+        Self::Waits,
+        Self::Owner(LendRefusal::Quota),
+        Self::Owner(LendRefusal::Pins),
+        Self::Owner(LendRefusal::Windows),
+        Self::Owner(LendRefusal::Draining),
+        Self::Owner(LendRefusal::Pressure),
+        Self::Owner(LendRefusal::Leases),
+        Self::Owner(LendRefusal::Staging),
+    ];
+
+    /// What is the matter, and what helps, as a part of a sentence.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => {
+                "its pools are full of blocks in use: release some, or start it with a larger pool"
+            }
+            Self::Pins => "the block is in use here as often as it can be: release it",
+            Self::Waits => "this client has as many requests waiting as it may have",
+            Self::Owner(LendRefusal::Quota) => {
+                "the block's owner lends this node no more at once: raise its quota"
+            }
+            Self::Owner(LendRefusal::Pins) => {
+                "the block is in use at its owner as often as it can be"
+            }
+            Self::Owner(LendRefusal::Windows) => "the block's owner has no key left for a lease",
+            Self::Owner(LendRefusal::Draining) => "the block's owner is shutting down",
+            Self::Owner(LendRefusal::Pressure) => {
+                "the block's owner has lent as much of its memory as it lets go of"
+            }
+            Self::Owner(LendRefusal::Leases) => {
+                "the block's owner has as many leases out as it can keep"
+            }
+            Self::Owner(LendRefusal::Staging) => {
+                "the block's owner has no staging memory left for its GPU's: raise its --gpu-staging"
+            }
         }
     }
 }

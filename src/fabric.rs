@@ -302,6 +302,9 @@ pub struct Capabilities {
     /// Keys of its own that each connection can give out at once. With any, peers read by those keys
     /// alone: a served region's own key reads nothing. 0: peers read by the regions' keys.
     pub windows: u16,
+    /// How long a connection may take to open beyond what its messages take, with nothing wrong at the
+    /// other end: while ways that turn out to carry nothing are tried. 0 where there are none to try.
+    pub opening: Duration,
 }
 
 /// An error of a fabric call. READs that were accepted end by completions, never by this.

@@ -88,6 +88,17 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between pings on an idle connection; three unanswered ones close it.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 
+/// A peer that was asked for something and says nothing for so long is asked whether it is there at
+/// all: more than a busy peer takes, or two retransmissions of one lost packet.
+pub const SILENCE_ASK: Duration = Duration::from_millis(250);
+
+/// A peer that was asked for something and says nothing for so long, not even that it is there, is left
+/// alone. With [`SILENCE_LOOK`] that is within a second of what it did not answer.
+pub const SILENCE_MAX: Duration = Duration::from_millis(800);
+
+/// How often it is looked who is silent, while anything is asked of anybody.
+pub const SILENCE_LOOK: Duration = Duration::from_millis(50);
+
 /// Bytes of the page that each node serves to whoever probes the way to it: one READ that crosses
 /// the network with a payload, and touches no block.
 pub const PROBE_BYTES: u32 = 4096;
@@ -102,6 +113,15 @@ pub const OWN_STALL_MIN: Duration = Duration::from_millis(500);
 
 /// Ended leases whose answers a holder remembers per requester, for replayed completions.
 pub const ENDED_LEASES_MAX: usize = 256;
+
+/// Lends that wait for their blocks to become ready; one more is told that they are busy.
+pub const PARKED_LENDS_MAX: usize = 256;
+
+/// How long a lend may wait for that: below the shortest time that readers give a holder to answer.
+pub const PREPARE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How often blocks are looked at that a device copies: about the time of a READ of a few blocks.
+pub const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 /// Victims that one allocation may take itself, when the reclaimer is behind.
 pub const INLINE_VICTIMS_MAX: usize = 64;
@@ -214,6 +234,15 @@ pub const ALLOCATION_BYTES_MAX: u64 = 1 << 48;
 pub const RETRIES_MAX: u8 = 6;
 
 const _: () = {
+    assert!(
+        SILENCE_MAX.as_millis() + 2 * SILENCE_LOOK.as_millis() <= 1000,
+        "a silent peer is out of use within a second"
+    );
+    assert!(SILENCE_ASK.as_millis() * 2 < SILENCE_MAX.as_millis(), "there is time to answer");
+    assert!(
+        OWN_STALL_MIN.as_millis() <= SILENCE_MAX.as_millis() - SILENCE_ASK.as_millis(),
+        "a stall of our own that nobody is told of leaves a peer time to answer"
+    );
     assert!(RANK_MAX < 32, "ranks are bits of a u32");
     assert!(REQUESTERS_MAX <= u16::MAX as usize + 1, "a RequesterIndex is a u16");
     assert!(READ_BYTES_MAX <= BLOCK_BYTES_MAX);

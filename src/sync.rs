@@ -20,13 +20,22 @@ use shuttle::sync::atomic::{AtomicU64, Ordering};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 
 /// Locks, also after a holder of the lock panicked: every structure behind a lock here is whole
 /// between any two statements that can panic, and a node that stops serving because one thread died
 /// would be worse.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks as [`lock`] does where nobody else has the lock; does not wait.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// A 64-bit word that threads share without a lock.

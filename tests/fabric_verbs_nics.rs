@@ -10,6 +10,9 @@
 )]
 
 mod conformance;
+#[cfg(feature = "gpu")]
+#[allow(dead_code, reason = "only a part of it is used here")]
+mod cuda_standin;
 #[allow(dead_code, reason = "its one device is not used here")]
 mod rdma;
 
@@ -378,4 +381,47 @@ fn without_names_the_devices_of_the_highest_speed_are_taken() {
         std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/1/rate")).unwrap()
     };
     assert_eq!(taken.contains(&lone), rate(lone) == rate(first), "{taken:?}");
+}
+
+/// Memory of a GPU that the configuration says is near to the second NIC of both ends.
+#[cfg(feature = "gpu")]
+#[test]
+fn reads_of_gpu_memory_take_the_nics_that_are_near_to_it() {
+    use std::sync::Arc;
+
+    use kvrail::cuda::{Context, DeviceMemory, Driver};
+    use kvrail::memory::ForeignMemory;
+
+    const BYTES: u64 = 2 << 20;
+    let (Some(_), Some(standin)) = (devices(), cuda_standin::StandIn::new()) else { return };
+    let _alone = alone();
+    standin.control("set registrable 1");
+    let driver = Driver::open(standin.library()).unwrap();
+    let context = Context::primary(&driver.device(0).unwrap()).unwrap();
+    let memory = || -> Arc<dyn ForeignMemory> {
+        DeviceMemory::allocate(&context.bind().unwrap(), BYTES).unwrap()
+    };
+    let near = || VerbsConfig { gpu_nics: vec![wire()[1].to_owned()], lanes: 4, ..over(&wire()) };
+    let mut pair = between(near(), near());
+    let rungs = kvrail::memory::GpuDirect::Peermem.direct();
+    let served = pair.b.fabric.register_foreign(&memory(), Access::RemoteRead, rungs).unwrap();
+    let into = pair.a.fabric.register_foreign(&memory(), Access::Local, rungs).unwrap();
+    let (served, into) = (served.0.unwrap(), into.0.unwrap());
+    let (host, _) = pair.a.region(&vec![0; BYTES as usize], Access::Local);
+    let (remote, _) = pair.b.region(&vec![0; BYTES as usize], Access::RemoteRead);
+    // Packets that each of the two NICs sent meanwhile, for both ends.
+    let mut packets = |remote: &Region, local: &Region| {
+        let (before, done) = (wire().map(sent), pair.a.completions(pair.at_a).len());
+        let reads = whole(remote, local);
+        pair.post(&reads);
+        pair.succeed(done + reads.len());
+        let after = wire().map(sent);
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    // As many packets as bytes take, and on the other NIC none but what connections have to say.
+    let few = BYTES / 4096 / 8;
+    let gpus = packets(&served, &into);
+    assert!(gpus[0] < few && gpus[1] > 8 * few, "from GPU to GPU: {gpus:?}");
+    let hosts = packets(&remote, &host);
+    assert!(hosts[0] > few && hosts[1] > few, "host memory is near to all: {hosts:?}");
 }

@@ -5,6 +5,7 @@
 //! they do not, and the directory is removed. A child also ends when the thread that started it
 //! does, so that a killed parent leaves none behind.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -137,8 +138,10 @@ impl Cluster {
         fs::remove_file(&ready_file).ok();
         let cannot = |error| CliError::failed(format!("cannot start {name}: {error}"));
         let child = Command::new(&self.binary)
-            // What a child does is in its arguments: a user's KVRAIL_ variables are not meant for it.
+            // What a child does is in its arguments: a user's KVRAIL_ variables are not meant for it. How
+            // libraries and GPUs are found is this machine's affair.
             .env_clear()
+            .envs(std::env::vars_os().filter(|(name, _)| is_of_the_machine(name)))
             .args(arguments)
             .arg("--parent-death")
             .arg(std::process::id().to_string())
@@ -151,6 +154,12 @@ impl Cluster {
             .map_err(cannot)?;
         Ok(Process { name: name.to_owned(), child, ready_file, log, addresses: None })
     }
+}
+
+/// Whether a variable says where libraries are, or which GPUs are there.
+fn is_of_the_machine(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name == "LD_LIBRARY_PATH" || name.starts_with("CUDA_") || name.starts_with("NVIDIA_")
 }
 
 /// A process of a cluster. Dropping it stops it.

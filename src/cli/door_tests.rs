@@ -132,6 +132,7 @@ fn saving_waits_for_memory_and_gives_up_in_time() {
     let file = running.file("file", &content(10_000));
     let busy = put(&running, &file, &["--timeout", "30ms"]).unwrap_err();
     failed(&busy, "no memory for 3 blocks");
+    failed(&busy, "its pools are full of blocks in use");
     std::thread::scope(|scope| {
         let saving = scope.spawn(|| put(&running, &file, &[]));
         eventually("the command is connected", || client.stat().is_ok());

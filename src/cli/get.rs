@@ -13,7 +13,8 @@ use super::CliError;
 use super::chain::Chain;
 use super::door::{DoorArgs, Patience, progress, write_json, written};
 use super::sink::{STDOUT, Target};
-use crate::client::{Acquired, Client, Held};
+use crate::client::{Acquired, Client, ClientError, Held};
+use crate::event::BusyReason;
 use crate::protocol::door::{BlockOrigin, Source};
 use crate::types::{BlockHash, Namespace, NodeId};
 
@@ -190,7 +191,7 @@ struct Restore<'a> {
 
 /// Why a batch ended before its end.
 enum Stop {
-    Busy,
+    Busy(BusyReason),
     Failed,
 }
 
@@ -209,7 +210,7 @@ impl Restore<'_> {
             batch = match stop {
                 None => self.batch_for(client),
                 // With fewer blocks held at once, a small pool has room for the next ones.
-                Some(Stop::Busy) => (batch / 2).max(1),
+                Some(Stop::Busy(_)) => (batch / 2).max(1),
                 Some(Stop::Failed) => {
                     failures += 1;
                     if failures >= FAILURES_MAX {
@@ -218,11 +219,18 @@ impl Restore<'_> {
                     batch
                 }
             };
-            if stop.is_some() && !patience.wait(PAUSE) {
-                return Err(self.lacking(
-                    "found no memory in time: the node's pools are full of blocks in use (see \
-                     `kvrail stat`)",
-                ));
+            if let Some(stop) = stop
+                && !patience.wait(PAUSE)
+            {
+                return Err(match stop {
+                    Stop::Busy(reason) => {
+                        let why = reason.as_str();
+                        self.lacking(&format!(
+                            "was not to be had in time: {why} (see `kvrail stat`)"
+                        ))
+                    }
+                    Stop::Failed => self.lacking("could not be read in time"),
+                });
             }
         }
         self.bar.finish_and_clear();
@@ -240,14 +248,14 @@ impl Restore<'_> {
         let asked = rest.get(..most.min(rest.len())).unwrap_or(rest);
         let acquired = match client.acquire(&self.args.namespace, asked, self.args.source()) {
             Ok(acquired) => acquired,
-            Err(error) if error.backpressure().is_some() => return Ok(Some(Stop::Busy)),
+            Err(ClientError::Busy { reason, .. }) => return Ok(Some(Stop::Busy(reason))),
             Err(error) => return Err(error.into()),
         };
         for block in acquired {
             match block {
                 _ if self.unread => return Ok(None),
                 Acquired::Ready(held) => self.write(&held, out)?,
-                Acquired::Busy => return Ok(Some(Stop::Busy)),
+                Acquired::Busy(reason) => return Ok(Some(Stop::Busy(reason))),
                 Acquired::Failed => return Ok(Some(Stop::Failed)),
                 Acquired::NotFound if self.args.local => {
                     return Err(self.lacking("is not on this node: leave out --local to fetch it"));

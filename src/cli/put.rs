@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use super::CliError;
 use super::chain::Chain;
 use super::door::{DoorArgs, Patience, progress, write_json, written};
-use crate::client::{Client, Reservation};
+use crate::client::{Client, ClientError, Reservation};
 use crate::config::Size;
 use crate::limits;
 use crate::protocol::door::PublishOutcome;
@@ -217,15 +217,15 @@ pub(super) fn reserve<'a>(
             Ok(memory) => return Ok(memory),
             Err(error) => error,
         };
-        let Some(pause) = error.backpressure() else {
+        let ClientError::Busy { pause, reason } = error else {
             return Err(error.into());
         };
         if !patience.wait(pause) {
             return Err(CliError::failed(format_args!(
-                "the node had no memory for {} blocks within {}: its pools are full of blocks in \
-                 use (see `kvrail stat`); try again later, or start it with a larger pool",
+                "the node had no memory for {} blocks within {}: {} (see `kvrail stat`)",
                 sizes.len(),
-                humantime::format_duration(timeout)
+                humantime::format_duration(timeout),
+                reason.as_str(),
             )));
         }
     }

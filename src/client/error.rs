@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::event::BusyReason;
 use crate::memory::OutOfBounds;
 use crate::protocol::door::{DecodeError, ImportRefusal, TooMany};
 use crate::types::{BlockHash, Scope};
@@ -56,10 +57,12 @@ pub enum ClientError {
     #[error("the node's answer does not fit the request: use client and node of one release")]
     Unexpected,
     /// The node has no room now.
-    #[error("the node is busy: try again in {} ms", pause.as_millis())]
+    #[error("the node is busy: {}; try again in {} ms", reason.as_str(), pause.as_millis())]
     Busy {
         /// When to ask again.
         pause: Duration,
+        /// Why.
+        reason: BusyReason,
     },
     /// The node will not do this.
     #[error("the node refused: {sentence}")]
@@ -126,7 +129,7 @@ impl ClientError {
     #[must_use]
     pub const fn backpressure(&self) -> Option<Duration> {
         match self {
-            Self::Busy { pause } => Some(*pause),
+            Self::Busy { pause, .. } => Some(*pause),
             _ => None,
         }
     }

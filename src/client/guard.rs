@@ -3,6 +3,7 @@
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::{Client, ClientError};
+use crate::event::BusyReason;
 use crate::memory::OutOfBounds;
 use crate::protocol::door::{BlockOrigin, HeldBlock};
 use crate::types::{BlockHash, EvictionRank, Extent};
@@ -111,7 +112,7 @@ pub enum Acquired<'c> {
     /// Nobody who was asked holds it.
     NotFound,
     /// Not now: ask again after a pause.
-    Busy,
+    Busy(BusyReason),
     /// It could not be read from any of its owners.
     Failed,
 }

@@ -208,7 +208,7 @@ impl Client {
                 .map(|(outcome, hash)| match outcome {
                     AcquireOutcome::Ready(block) => Acquired::Ready(Held::new(self, *hash, block)),
                     AcquireOutcome::NotFound => Acquired::NotFound,
-                    AcquireOutcome::Busy => Acquired::Busy,
+                    AcquireOutcome::Busy(reason) => Acquired::Busy(reason),
                     AcquireOutcome::Failed => Acquired::Failed,
                 })
                 .collect()),
@@ -343,8 +343,8 @@ impl Client {
     /// What a reply means that is not the one that was asked for.
     fn unexpected(&self, reply: Reply) -> ClientError {
         match reply {
-            Reply::Busy { pause_ms } => {
-                ClientError::Busy { pause: Duration::from_millis(pause_ms.into()) }
+            Reply::Busy { pause_ms, reason } => {
+                ClientError::Busy { pause: Duration::from_millis(pause_ms.into()), reason }
             }
             Reply::Refused { sentence } => ClientError::Refused { sentence },
             Reply::Engine(EngineReply::ImportRefused { reason, sentence }) => {

@@ -2,6 +2,7 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use super::*;
+use crate::event::BusyReason;
 use crate::protocol::door::Source;
 use crate::runtime::door::stand_in::{Running, eventually, hash, namespace, remote};
 use crate::types::Scope;
@@ -113,6 +114,7 @@ fn a_full_pool_is_backpressure_and_an_impossible_size_is_refused() {
     let all = client.reserve(&[half, half]).unwrap();
     let busy = client.reserve(&[1]).unwrap_err();
     assert_eq!(busy.backpressure(), Some(Duration::from_millis(2)));
+    assert!(busy.to_string().contains(BusyReason::Memory.as_str()), "{busy}");
     drop(all);
     client.reserve(&[1]).unwrap();
     let refused = client.reserve(&[u32::MAX / 4]).unwrap_err();

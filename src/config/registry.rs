@@ -24,7 +24,7 @@ pub struct RegistrySettings {
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<SocketAddr>,
 
-    /// How long a silent node stays listed as an owner (default 5s)
+    /// How long a silent node stays listed as an owner (default 10s)
     ///
     /// A dead node's blocks are offered to readers for that long; a shorter time drops nodes that
     /// only stall.
@@ -99,7 +99,7 @@ impl RegistryConfig {
         refuse_one_port(settings.metrics_listen, listen)?;
         Ok(Self {
             listen,
-            node_lease: settings.node_lease.unwrap_or(Duration::from_secs(5)),
+            node_lease: settings.node_lease.unwrap_or(Duration::from_secs(10)),
             process: ProcessConfig {
                 metrics_listen: settings.metrics_listen,
                 log: settings.log.unwrap_or_else(|| "info".to_owned()),

@@ -122,10 +122,22 @@ impl<'a> Bound<'a> {
     pub fn flush_writes(&self) -> Result<bool, CudaError> {
         let device = &self.context.device;
         device.check_writes()?;
-        let driver = self.context.driver();
-        let flush = driver.library().flush_gpu_direct_rdma_writes;
         let needed = device.attributes().write_ordering < WriteOrdering::Owner;
-        let Some(flush) = flush.filter(|_| needed) else { return Ok(false) };
+        if needed { self.flush_unasked().map(|()| true) } else { Ok(false) }
+    }
+
+    /// As [`Self::flush_writes`], whether or not the device needs it: to measure what one costs.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`], [`CudaError::Call`].
+    pub fn flush_unasked(&self) -> Result<(), CudaError> {
+        let driver = self.context.driver();
+        let Some(flush) = driver.library().flush_gpu_direct_rdma_writes else {
+            return Err(CudaError::Unsupported {
+                what: "a flush of network cards' writes",
+                why: "CUDA 11.3 has them",
+            });
+        };
         // SAFETY: a context is current; the arguments are of the enums that the header names.
         let result = unsafe {
             flush(
@@ -133,8 +145,7 @@ impl<'a> Bound<'a> {
                 CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
             )
         };
-        driver.check(result, || "cuFlushGPUDirectRDMAWrites".to_owned())?;
-        Ok(true)
+        driver.check(result, || "cuFlushGPUDirectRDMAWrites".to_owned())
     }
 }
 

@@ -3,8 +3,9 @@
 //! A [`CopyQueue`] has one stream and a fixed number of slots. Each submission takes a slot, which
 //! holds both memories until the event behind its copies has completed: neither is unregistered, freed
 //! or closed while the device may touch it. Slots are made once, with their events; submitting and
-//! polling allocate nothing and wait for nothing. Dropping the queue waits for the stream, and only
-//! then lets the memories go.
+//! polling allocate nothing and wait for nothing. Who waits for everything anyway begins copies without
+//! a slot ([`CopyQueue::begin`]), which saves their events; the queue holds their memories until it was
+//! drained. Dropping the queue waits for the stream, and only then lets the memories go.
 #![expect(unsafe_code, reason = "calls libcuda through function pointers")]
 
 use std::collections::VecDeque;
@@ -106,6 +107,8 @@ pub struct CopyQueue {
     /// In flight, oldest first; as long as `free` lasts.
     flying: VecDeque<Slot>,
     free: Vec<Slot>,
+    /// The memories of copies without a slot.
+    begun: Vec<(End, End)>,
     limit: usize,
 }
 
@@ -119,7 +122,8 @@ impl CopyQueue {
         let slot = |_| Ok(Slot { event: Event::new(bound)?, token: 0, ends: None });
         let free = (0..limit).map(slot).collect::<Result<Vec<_>, CudaError>>()?;
         let stream = Stream::new(bound)?;
-        Ok(Self { stream, flying: VecDeque::with_capacity(limit), free, limit })
+        let flying = VecDeque::with_capacity(limit);
+        Ok(Self { stream, flying, free, begun: Vec::new(), limit })
     }
 
     /// What is submitted from here on begins when what is recorded in the event by now has run.
@@ -143,19 +147,32 @@ impl CopyQueue {
         pieces: &[Piece],
         token: u64,
     ) -> Result<(), CudaError> {
-        let (from, to) = ends;
-        for piece in pieces {
-            from.at(piece.from, Piece::span(piece.from_pitch, piece.width, piece.rows))?;
-            to.at(piece.to, Piece::span(piece.to_pitch, piece.width, piece.rows))?;
-        }
+        check(ends, pieces)?;
         let mut slot = self.free.pop().ok_or(CudaError::Full { limit: self.limit })?;
         slot.token = token;
-        slot.ends = Some((from.clone(), to.clone()));
+        slot.ends = Some((ends.0.clone(), ends.1.clone()));
         let begun = pieces.iter().try_for_each(|piece| copy(bound, &self.stream, ends, piece));
         // Even where a copy was refused those before it run, and hold the memories.
         let recorded = slot.event.record(bound, &self.stream);
         self.flying.push_back(slot);
         begun.and(recorded)
+    }
+
+    /// Begins copies that are asked for by nobody until [`Self::drain`]: any number of them, as far as
+    /// host memory goes. Else as [`Self::submit`].
+    ///
+    /// # Errors
+    /// [`CudaError::Bounds`]: nothing was begun. [`CudaError::Call`]: some copies may run.
+    pub fn begin(
+        &mut self,
+        bound: &Bound<'_>,
+        ends: (&End, &End),
+        pieces: &[Piece],
+    ) -> Result<(), CudaError> {
+        check(ends, pieces)?;
+        // Before the first copy: where one is refused those before it run, and hold the memories.
+        self.begun.push((ends.0.clone(), ends.1.clone()));
+        pieces.iter().try_for_each(|piece| copy(bound, &self.stream, ends, piece))
     }
 
     /// Appends the tokens of the submissions that have ended, in their order. Does not wait.
@@ -176,13 +193,21 @@ impl CopyQueue {
         Ok(())
     }
 
-    /// Waits for all submissions. Never on the data thread.
+    /// Waits for all copies. Never on the data thread.
     ///
     /// # Errors
     /// As [`Self::poll`].
     pub fn drain(&mut self, bound: &Bound<'_>, ended: &mut Vec<u64>) -> Result<(), CudaError> {
         self.stream.synchronize(bound)?;
+        self.begun.clear();
         self.poll(bound, ended)
+    }
+
+    /// Whether the queue holds no memory: all submissions have been polled, and it was drained after
+    /// what was begun without one.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.flying.is_empty() && self.begun.is_empty()
     }
 
     /// Submissions that have not been polled yet.
@@ -196,6 +221,15 @@ impl CopyQueue {
     pub fn room(&self) -> usize {
         self.free.len()
     }
+}
+
+/// Refuses pieces that leave their memory, before any of them is begun.
+fn check((from, to): (&End, &End), pieces: &[Piece]) -> Result<(), CudaError> {
+    for piece in pieces {
+        from.at(piece.from, Piece::span(piece.from_pitch, piece.width, piece.rows))?;
+        to.at(piece.to, Piece::span(piece.to_pitch, piece.width, piece.rows))?;
+    }
+    Ok(())
 }
 
 /// Begins one copy.

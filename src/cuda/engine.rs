@@ -1,12 +1,14 @@
 //! Device memory of local engines: imported by handle or descriptor, copied from and to by the GPU's
 //! copy engines.
 //!
-//! Each batch of strided copies runs on a stream of its own ([`CopyQueue`]), which is kept for the next
-//! one. A save waits, on that stream, for the event that the engine recorded behind the work
-//! that wrote the blocks; what it has copied is published only after the event behind the copies has
-//! completed, and so is the engine's. An allocation stays open here until the last copy has ended,
-//! whatever became of the engine: the queue holds it.
+//! Whoever copies has a stream of a GPU to itself ([`CopyQueue`]), for all allocations on that GPU: an
+//! engine has one for each layer, and a wait for each of them would take longer than their copies. The
+//! stream is kept for the next one. A save waits, on that stream, for the event that the engine recorded
+//! behind the work that wrote the blocks; what it has copied is published only after the stream has come
+//! to its end, and so after the engine's event. An allocation stays open here until the last copy has
+//! ended, whatever became of the engine: the queue holds it.
 
+use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -21,10 +23,6 @@ use crate::memory::{
 use crate::protocol::door::{DeviceUuid, EngineEvent, MemorySource};
 use crate::sync::{Mutex, lock};
 
-/// Batches of copies that one allocation may have in flight; one more waits for those before it. A
-/// batch is one save or load.
-const BATCHES: usize = 16;
-
 /// Longest distance of rows that a two-dimensional copy takes: `CU_DEVICE_ATTRIBUTE_MAX_PITCH` of every
 /// GPU. Rows that lie farther apart are copied one by one.
 const PITCH_MAX: u64 = (1 << 31) - 1;
@@ -33,8 +31,25 @@ const PITCH_MAX: u64 = (1 << 31) - 1;
 #[derive(Debug)]
 pub struct EngineDevices {
     driver: Arc<Driver>,
-    contexts: Mutex<Vec<(DeviceUuid, Arc<Context>)>>,
+    gpus: Mutex<Vec<Arc<Gpu>>>,
     pools: Arc<[Arc<HostRegistration>]>,
+}
+
+/// A GPU that engines have memory on.
+#[derive(Debug)]
+struct Gpu {
+    uuid: DeviceUuid,
+    /// Queues that nobody uses now: as many as have been used at once.
+    idle: Mutex<Vec<CopyQueue>>,
+    pools: Arc<[Arc<HostRegistration>]>,
+    context: Arc<Context>,
+}
+
+impl Gpu {
+    fn new(context: Arc<Context>, pools: &Arc<[Arc<HostRegistration>]>) -> Arc<Self> {
+        let uuid = uuid(context.device());
+        Arc::new(Self { uuid, idle: Mutex::default(), pools: Arc::clone(pools), context })
+    }
 }
 
 impl EngineDevices {
@@ -47,10 +62,17 @@ impl EngineDevices {
         let context = Context::primary(&first)?;
         let bound = context.bind()?;
         let register = |pool| HostRegistration::new(&bound, pool);
-        let pools = pools.iter().map(register).collect::<Result<_, _>>()?;
+        let pools: Arc<[_]> = pools.iter().map(register).collect::<Result<_, _>>()?;
         drop(bound);
-        let contexts = Mutex::new(vec![(uuid(&first), context)]);
-        Ok(Self { driver, contexts, pools })
+        Ok(Self::sharing(context, pools))
+    }
+
+    /// As [`Self::new`], with pools that are registered already.
+    #[must_use]
+    pub fn sharing(context: Arc<Context>, pools: Arc<[Arc<HostRegistration>]>) -> Self {
+        let driver = Arc::clone(context.device().driver());
+        let gpus = Mutex::new(vec![Gpu::new(context, &pools)]);
+        Self { driver, gpus, pools }
     }
 
     /// Opens an engine's allocation. `file` is the descriptor of a shareable one.
@@ -72,12 +94,12 @@ impl EngineDevices {
         if let MemorySource::CudaIpc { handle, .. } = source {
             held.push(claims.claim(Identity::Handle(*handle)).ok_or_else(taken)?);
         }
-        let context = self.context(*device)?;
+        let gpu = self.gpu(*device)?;
         let refused = |error: CudaError| ImportError::System {
             call: "opening the engine's memory",
             error: error.to_string(),
         };
-        let bound = context.bind().map_err(refused)?;
+        let bound = gpu.context.bind().map_err(refused)?;
         let memory = match source {
             MemorySource::CudaIpc { handle, .. } => {
                 DeviceMemory::open(&bound, IpcMemoryHandle(*handle)).map_err(other_device)?
@@ -95,16 +117,14 @@ impl EngineDevices {
         // Drivers give one handle one address, however often it is opened.
         held.push(claims.claim(identity).ok_or_else(taken)?);
         drop(bound);
-        let (memory, pools) = (End::Device(memory), Arc::clone(&self.pools));
-        let idle = Mutex::default();
-        Ok(Arc::new(ImportedMemory { idle, context, memory, bytes, pools, _claims: held }))
+        Ok(Arc::new(ImportedMemory { memory: End::Device(memory), bytes, gpu, _claims: held }))
     }
 
-    /// The context on a device.
-    fn context(&self, wanted: DeviceUuid) -> Result<Arc<Context>, ImportError> {
-        let mut contexts = lock(&self.contexts);
-        if let Some((_, context)) = contexts.iter().find(|(device, _)| *device == wanted) {
-            return Ok(Arc::clone(context));
+    /// The GPU of this identity.
+    fn gpu(&self, wanted: DeviceUuid) -> Result<Arc<Gpu>, ImportError> {
+        let mut gpus = lock(&self.gpus);
+        if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == wanted) {
+            return Ok(Arc::clone(gpu));
         }
         let failed = |error: CudaError| ImportError::System {
             call: "looking for the GPU",
@@ -115,9 +135,9 @@ impl EngineDevices {
         for ordinal in 0..count {
             let device = self.driver.device(ordinal).map_err(failed)?;
             if uuid(&device) == wanted {
-                let context = Context::primary(&device).map_err(failed)?;
-                contexts.push((wanted, Arc::clone(&context)));
-                return Ok(context);
+                let gpu = Gpu::new(Context::primary(&device).map_err(failed)?, &self.pools);
+                gpus.push(Arc::clone(&gpu));
+                return Ok(gpu);
             }
             seen.push(hex(uuid(&device)));
         }
@@ -151,12 +171,9 @@ fn other_device(error: CudaError) -> ImportError {
 /// An engine's allocation, open here.
 #[derive(Debug)]
 struct ImportedMemory {
-    /// Queues that nobody uses now: as many as batches have run at once.
-    idle: Mutex<Vec<CopyQueue>>,
     memory: End,
     bytes: u64,
-    pools: Arc<[Arc<HostRegistration>]>,
-    context: Arc<Context>,
+    gpu: Arc<Gpu>,
     _claims: Vec<Claim>,
 }
 
@@ -165,15 +182,18 @@ impl EngineMemory for ImportedMemory {
         self.bytes
     }
 
+    fn device(&self) -> Option<DeviceUuid> {
+        Some(self.gpu.uuid)
+    }
+
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
-        let idle = lock(&self.idle).pop();
+        let gpu = &*self.gpu;
+        let idle = lock(&gpu.idle).pop();
         let queue = match idle {
             Some(queue) => queue,
-            None => {
-                CopyQueue::new(&self.context.bind().map_err(failed)?, BATCHES).map_err(failed)?
-            }
+            None => CopyQueue::new(&gpu.context.bind().map_err(failed)?, 1).map_err(failed)?,
         };
-        Ok(Box::new(DeviceCopier { memory: self, queue: Some(queue) }))
+        Ok(Box::new(DeviceCopier { gpu, queue: Some(queue) }))
     }
 }
 
@@ -181,15 +201,15 @@ impl EngineMemory for ImportedMemory {
 /// waits for what is in flight.
 #[derive(Debug)]
 struct DeviceCopier<'a> {
-    memory: &'a ImportedMemory,
+    gpu: &'a Gpu,
     /// Until the end.
     queue: Option<CopyQueue>,
 }
 
 impl Drop for DeviceCopier<'_> {
     fn drop(&mut self) {
-        if let Some(queue) = self.queue.take_if(|queue| queue.in_flight() == 0) {
-            lock(&self.memory.idle).push(queue);
+        if let Some(queue) = self.queue.take_if(|queue| queue.is_idle()) {
+            lock(&self.gpu.idle).push(queue);
         }
     }
 }
@@ -199,7 +219,7 @@ impl DeviceCopier<'_> {
         &mut self,
         work: impl FnOnce(&mut CopyQueue, &Bound<'_>) -> Result<R, CudaError>,
     ) -> Result<R, CopyError> {
-        let bound = self.memory.context.bind().map_err(failed)?;
+        let bound = self.gpu.context.bind().map_err(failed)?;
         match &mut self.queue {
             Some(queue) => work(queue, &bound).map_err(failed),
             None => Err(CopyError::NoEvents),
@@ -218,10 +238,14 @@ impl Copier for DeviceCopier<'_> {
     fn start(
         &mut self,
         direction: Direction,
-        copies: &[StridedCopy],
+        (memory, copies): (&dyn EngineMemory, &[StridedCopy]),
         pool: &Arc<Mapping>,
     ) -> Result<(), CopyError> {
-        let mut pools = self.memory.pools.iter();
+        let memory: &dyn Any = memory;
+        let memory = memory.downcast_ref::<ImportedMemory>();
+        let memory = memory.filter(|memory| memory.gpu.uuid == self.gpu.uuid);
+        let ImportedMemory { memory, .. } = memory.ok_or(CopyError::Elsewhere)?;
+        let mut pools = self.gpu.pools.iter();
         let pool = pools.find(|registered| Arc::ptr_eq(registered.mapping(), pool));
         let pool = pool.cloned().ok_or_else(|| CopyError::Device {
             call: "copying",
@@ -230,15 +254,10 @@ impl Copier for DeviceCopier<'_> {
         let host = End::Host(pool);
         let pieces: Vec<Piece> = copies.iter().flat_map(|copy| pieces(direction, copy)).collect();
         let ends = match direction {
-            Direction::Save => (&self.memory.memory, &host),
-            Direction::Load => (&host, &self.memory.memory),
+            Direction::Save => (memory, &host),
+            Direction::Load => (&host, memory),
         };
-        self.with(|queue, bound| {
-            if queue.room() == 0 {
-                queue.drain(bound, &mut Vec::new())?;
-            }
-            queue.submit(bound, ends, &pieces, 0)
-        })
+        self.with(|queue, bound| queue.begin(bound, ends, &pieces))
     }
 
     fn finish(&mut self) -> Result<(), CopyError> {

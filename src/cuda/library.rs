@@ -113,6 +113,10 @@ functions! {
         mem_export_to_shareable_handle = "cuMemExportToShareableHandle": fn(*mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong);
         mem_import_from_shareable_handle = "cuMemImportFromShareableHandle": fn(*mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType);
         mem_get_handle_for_address_range = "cuMemGetHandleForAddressRange": fn(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong);
+        mem_alloc_host = "cuMemAllocHost_v2": fn(*mut *mut c_void, usize);
+        mem_free_host = "cuMemFreeHost": fn(*mut c_void);
+        memcpy_htod = "cuMemcpyHtoD_v2": fn(CUdeviceptr, *const c_void, usize);
+        memcpy_dtoh = "cuMemcpyDtoH_v2": fn(*mut c_void, CUdeviceptr, usize);
         flush_gpu_direct_rdma_writes = "cuFlushGPUDirectRDMAWrites": fn(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope);
     }
 }

@@ -62,6 +62,10 @@ impl ForeignMemory for DeviceMemory {
         self.len()
     }
 
+    fn pci(&self) -> Option<String> {
+        Some(self.context().device().attributes().pci.clone())
+    }
+
     fn writable(&self) -> Result<(), ExportRefused> {
         Ok(self.context().device().check_writes()?)
     }

@@ -149,11 +149,25 @@ impl Breaker {
         if outcome.good || !self.is_too_much() {
             return false;
         }
+        self.forget_doublings(since, now);
+        self.open(now);
+        true
+    }
+
+    /// Opens it whatever the evidence was before; whether it was closed.
+    pub(super) fn trip(&mut self, waited: Duration, now: Timestamp) -> bool {
+        let State::Closed { since } = self.state else { return false };
+        self.note(Outcome { good: false, waited }, now);
+        self.forget_doublings(since, now);
+        self.open(now);
+        true
+    }
+
+    /// One for each [`BreakerConfig::recovery`] that it stayed closed.
+    fn forget_doublings(&mut self, since: Timestamp, now: Timestamp) {
         let recovered = now.since(since).as_millis() / self.config.recovery.as_millis().max(1);
         self.doublings =
             self.doublings.saturating_sub(u32::try_from(recovered).unwrap_or(u32::MAX));
-        self.open(now);
-        true
     }
 
     fn note(&mut self, outcome: Outcome, now: Timestamp) {

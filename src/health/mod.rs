@@ -4,8 +4,9 @@
 //!   paths lead to; a **local NIC** is ours. [`Cause::scope`] says which one a failure blames. A fault
 //!   of our own and a flush that follows from another failure blame no peer.
 //! - Each has a [`BreakerConfig`] breaker, which opens on evidence within a window: by count and
-//!   ratio, or by a run without a success. Outcomes that come together are one piece of evidence. An
-//!   open breaker is probed ([`Health::poll_probe`]) after a back-off that doubles with each failed
+//!   ratio, or by a run without a success. Outcomes that come together are one piece of evidence. A
+//!   peer that was asked and says nothing at all ([`Verdict::Silent`]) needs no second piece. An open
+//!   breaker is probed ([`Health::poll_probe`]) after a back-off that doubles with each failed
 //!   probe, has an upper bound, and decays while all is well. Nothing is given up for good.
 //! - Stale keys are no fault: the first access error of a peer only means that its connection is to
 //!   be made anew, which refreshes them. A second one without a success in between blames the peer.
@@ -14,7 +15,8 @@
 //!   closes when something goes over it well. With the last one the peer is left alone, and probed.
 //! - The local NIC's breaker is shown and stops nothing: there is no way around it.
 //!
-//! What did not get as far as a READ counts on the default path, which stands for that of messages.
+//! What did not get as far as a READ counts on [`Path::MESSAGES`]. There is no way around that one: READs
+//! need lends, and lends are messages.
 //!
 //! What a peer said about its load, and the rate of transfers from it, are kept here too, because
 //! they last as long.
@@ -103,14 +105,19 @@ impl Peer {
         paths.chain(std::iter::once((None, &mut self.own)))
     }
 
-    /// Why it is not to be used: its own breaker, or those of all its paths.
+    /// Why it is not to be used: its own breaker, that of its messages, or those of all its paths.
     fn open(&self) -> Option<(Scope, &Breaker)> {
         if !self.own.breaker.is_closed() {
             return Some((Scope::Peer, &self.own.breaker));
         }
-        let mut paths = self.paths.values();
-        let first = &paths.next()?.breaker;
-        let all_open = !first.is_closed() && paths.all(|path| !path.breaker.is_closed());
+        let of_messages = self.paths.get(&Path::MESSAGES).map(|path| &path.breaker);
+        if let Some(breaker) = of_messages.filter(|breaker| !breaker.is_closed()) {
+            return Some((Scope::Path, breaker));
+        }
+        let of_reads = self.paths.iter().filter(|(path, _)| **path != Path::MESSAGES);
+        let mut of_reads = of_reads.map(|(_, path)| &path.breaker);
+        let first = of_reads.next()?;
+        let all_open = !first.is_closed() && of_reads.all(|breaker| !breaker.is_closed());
         all_open.then_some((Scope::Path, first))
     }
 
@@ -229,19 +236,37 @@ impl Health {
             // What a peer that leaves takes with it is nobody's fault.
             Verdict::Failed { .. } if peer.is_leaving(now) => return,
             Verdict::Failed { cause, waited } => (Some(cause), waited),
+            Verdict::Silent { waited } => return self.handle_silent(node, waited, now),
         };
-        let default = [Path::default()];
-        let paths = if paths.is_empty() { &default } else { paths.as_slice() };
+        let of_messages = [Path::MESSAGES];
+        let paths = if paths.is_empty() { &of_messages } else { paths.as_slice() };
         match cause.map(Cause::scope) {
             Some(Scope::Local) => {
-                paths.iter().for_each(|path| self.handle_own_fault(path.local, now));
+                let nic = |path: &Path| if *path == Path::MESSAGES { Nic(0) } else { path.local };
+                paths.iter().for_each(|path| self.handle_own_fault(nic(path), now));
             }
             Some(Scope::Request) => {}
             _ => self.weigh((node, paths), cause, waited, now),
         }
     }
 
-    /// A success speaks for the paths and the peer; a failure against those that it blames.
+    /// Nothing more is asked of a peer that does not say anything.
+    fn handle_silent(&mut self, node: NodeId, waited: Duration, now: Timestamp) {
+        let config = self.config;
+        let peer = self.peer(node, now);
+        if peer.is_leaving(now) {
+            return;
+        }
+        let of_messages = peer.paths.entry(Path::MESSAGES);
+        let blamed = of_messages.or_insert_with(|| Blamed::new(config, now));
+        (blamed.cause, blamed.weighed) = (Some(Cause::NoAnswer), now);
+        if blamed.breaker.trip(waited, now) {
+            self.events.push_back(Event::BreakerOpened { scope: Scope::Path });
+        }
+    }
+
+    /// A success speaks for the paths, that of its messages and the peer; a failure against those that
+    /// it blames.
     fn weigh(
         &mut self,
         (node, paths): (NodeId, &[Path]),
@@ -256,7 +281,9 @@ impl Health {
         for path in paths {
             peer.paths.entry(*path).or_insert_with(|| Blamed::new(config, now)).weighed = now;
         }
-        let on_it = peer.paths.iter_mut().filter(|(path, _)| paths.contains(path));
+        let is_on_it =
+            |path: &Path| paths.contains(path) || (outcome.good && *path == Path::MESSAGES);
+        let on_it = peer.paths.iter_mut().filter(|(path, _)| is_on_it(path));
         let on_it = on_it.map(|(_, blamed)| (Scope::Path, blamed));
         for (scope, blamed) in on_it.chain([(Scope::Peer, &mut peer.own)]) {
             match cause {
@@ -312,7 +339,8 @@ impl Health {
     }
 
     /// How a probe ended that went over these paths, or over any. A fault of our own says nothing about
-    /// the peer, and what went over one path nothing about another.
+    /// the peer, and what went over one path nothing about another; but that it went over one at all says
+    /// that messages are answered.
     pub fn handle_probe(
         &mut self,
         (node, paths): (NodeId, &Paths),
@@ -326,9 +354,10 @@ impl Health {
                 continue;
             }
             let scope = if path.is_some() { Scope::Path } else { Scope::Peer };
-            let was_tried =
-                path.is_none_or(|it| paths.is_empty() || paths.as_slice().contains(&it));
-            match result {
+            let went_over = |it: Path| paths.is_empty() || paths.as_slice().contains(&it);
+            let is_answered = path.is_some_and(|it| it == Path::MESSAGES && !paths.is_empty());
+            let was_tried = is_answered || path.is_none_or(went_over);
+            match if is_answered { Ok(()) } else { result } {
                 Err(Cause::Own) => blamed.breaker.put_probe_off(now),
                 _ if !was_tried => blamed.breaker.put_probe_off(now),
                 Err(cause) => {

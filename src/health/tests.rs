@@ -244,16 +244,69 @@ fn scopes_are_never_mixed() {
 #[test]
 fn one_of_two_paths_is_enough() {
     let mut scene = Scene::new();
-    let second = Path { local: Nic(1), remote: Nic(0) };
-    scene.good();
-    for _ in 0..20 {
-        let verdict = Verdict::Failed { cause: Cause::Broken, waited: Duration::ZERO };
-        scene.health.handle_verdict((NODE, &second.into()), verdict, scene.now);
-        scene.pass(MS * 60);
-    }
+    let broken = Verdict::Failed { cause: Cause::Broken, waited: Duration::ZERO };
+    scene.over(FIRST, Verdict::Sent { bytes: 1, took: MS });
+    (0..20).for_each(|_| scene.over(SECOND, broken));
     assert!(scene.is_used());
-    scene.fail_until_open(MS * 60);
+    (0..20).for_each(|_| scene.over(FIRST, broken));
     assert!(!scene.is_used());
+}
+
+#[test]
+fn no_path_of_reads_makes_up_for_messages_that_are_not_answered() {
+    let mut scene = Scene::new();
+    let sent = Verdict::Sent { bytes: 1, took: MS };
+    scene.over(FIRST, sent);
+    scene.fail_until_open(MS * 60);
+    assert_eq!(scene.scope(), Some(Scope::Path));
+    // A READ of the probe was answered for by a message before it.
+    scene.pass(BreakerConfig::default().probe_longest);
+    assert_eq!(scene.health.poll_probe(scene.now), Some(NODE));
+    scene.health.handle_probe((NODE, &SECOND.into()), Err(Cause::Broken), scene.now);
+    assert!(scene.is_used());
+    // Every READ says the same, so that one failed lend in twenty is none too many.
+    for _ in 0..100 {
+        scene.bad(Cause::NoAnswer);
+        (0..19).for_each(|_| scene.over(FIRST, sent));
+        assert!(scene.is_used());
+    }
+}
+
+#[test]
+fn silence_needs_no_second_piece_of_evidence_and_is_forgiven_by_a_probe() {
+    for past in [0, 1, 1000] {
+        let mut scene = Scene::new();
+        for _ in 0..past {
+            scene.over(FIRST, Verdict::Sent { bytes: 1, took: MS });
+        }
+        let waited = limits::SILENCE_MAX;
+        scene.tell(NODE, Verdict::Silent { waited });
+        assert_eq!(scene.scope(), Some(Scope::Path));
+        scene.tell(NODE, Verdict::Silent { waited });
+        assert_eq!(
+            scene.events(),
+            [Event::BreakerOpened { scope: Scope::Path }],
+            "it is told once"
+        );
+        let entry = scene.health.report(scene.now).find(|it| it.path == Path::MESSAGES).unwrap();
+        assert_eq!((entry.state, entry.cause), (BreakerState::Open, Some(Cause::NoAnswer)));
+        assert!(scene.probe() <= BreakerConfig::default().probe_first);
+        scene.health.handle_probe((NODE, &FIRST.into()), Ok(()), scene.now);
+        assert!(scene.is_used());
+        // One that falls silent again and again is probed ever more seldom.
+        let mut intervals = Vec::new();
+        for _ in 0..4 {
+            scene.tell(NODE, Verdict::Silent { waited });
+            intervals.push(scene.probe());
+            scene.health.handle_probe((NODE, &FIRST.into()), Ok(()), scene.now);
+        }
+        assert!(intervals.is_sorted() && intervals[3] >= intervals[0] * 4, "{intervals:?}");
+    }
+    let mut scene = Scene::new();
+    scene.health.handle_leaving(NODE, scene.now);
+    scene.tell(NODE, Verdict::Silent { waited: limits::SILENCE_MAX });
+    scene.pass(LEAVING);
+    assert!(scene.is_used(), "one that leaves says nothing in the end");
 }
 
 /// Two pairs of NICs to one peer.

@@ -96,6 +96,12 @@ pub enum Verdict {
     },
     /// It refused keys: fresh ones may do.
     StaleKeys,
+    /// It said nothing at all for so long although it was asked, not even that it is there: it is left
+    /// alone at once.
+    Silent {
+        /// How long the asker waited.
+        waited: Duration,
+    },
 }
 
 /// Why a peer is left alone, and until when.

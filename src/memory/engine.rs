@@ -10,6 +10,7 @@
 //! node's own mapping keeps the pages. A [`Claim`] keeps the same memory from being imported twice,
 //! by whomever, as long as the first import lives.
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs::File;
@@ -17,8 +18,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{Mapping, OutOfBounds};
-use crate::protocol::door::{EngineEvent, ImportRefusal};
+use super::{Mapping, OutOfBounds, StridedCopy};
+use crate::protocol::door::{DeviceUuid, EngineEvent, ImportRefusal};
 use crate::sync::{Mutex, lock};
 use crate::sys::memfd;
 use crate::types::Scope;
@@ -32,23 +33,6 @@ pub enum Direction {
     Load,
 }
 
-/// Rows of equal length at equal distances: what one two-dimensional copy moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StridedCopy {
-    /// First byte in the engine's memory.
-    pub memory_offset: u64,
-    /// Bytes from one row to the next there.
-    pub memory_pitch: u64,
-    /// First byte in the pool.
-    pub pool_offset: u64,
-    /// Bytes from one row to the next there.
-    pub pool_pitch: u64,
-    /// Bytes of one row.
-    pub width: u32,
-    /// Rows.
-    pub rows: u32,
-}
-
 /// Why a copy did not happen, or not to its end. What it wrote to is of no use.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -59,6 +43,9 @@ pub enum CopyError {
     /// An event was named for memory whose engine has none.
     #[error("host memory has no events: write the blocks before they are saved")]
     NoEvents,
+    /// Memory of another device than the copier's, or of none.
+    #[error("the memory is not where this copier copies")]
+    Elsewhere,
     /// The driver refused, or the device is lost.
     #[error("{call}: {error}")]
     Device {
@@ -74,7 +61,7 @@ impl CopyError {
     #[must_use]
     pub const fn scope(&self) -> Scope {
         match self {
-            Self::OutOfBounds(_) | Self::Device { .. } => Scope::Local,
+            Self::OutOfBounds(_) | Self::Elsewhere | Self::Device { .. } => Scope::Local,
             Self::NoEvents => Scope::Request,
         }
     }
@@ -82,19 +69,23 @@ impl CopyError {
 
 /// Memory of an engine. It stays reachable until the last reference is dropped, whatever became of the
 /// engine.
-pub trait EngineMemory: Debug + Send + Sync {
+pub trait EngineMemory: Any + Debug + Send + Sync {
     /// Length in bytes.
     fn bytes(&self) -> u64;
 
-    /// What copies blocks from and to it, apart from all other copies: on a GPU a stream of its own.
+    /// The GPU that it lies on; `None` for host memory.
+    fn device(&self) -> Option<DeviceUuid>;
+
+    /// What copies blocks from and to all memory of the same device, apart from all other copies: on a
+    /// GPU a stream of its own.
     ///
     /// # Errors
     /// [`CopyError`].
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError>;
 }
 
-/// Copies of one batch, in the order asked. Calls come from a thread that may wait, never from the data
-/// thread. Dropping it waits for what it has begun.
+/// Copies between the memory of one device and the pools, in the order asked. Calls come from a thread
+/// that may wait, never from the data thread. Dropping it waits for what it has begun.
 pub trait Copier: Debug {
     /// Copies that begin after this call begin when the work before the engine's event has run. The
     /// caller does not wait.
@@ -111,7 +102,7 @@ pub trait Copier: Debug {
     fn start(
         &mut self,
         direction: Direction,
-        copies: &[StridedCopy],
+        memory: (&dyn EngineMemory, &[StridedCopy]),
         pool: &Arc<Mapping>,
     ) -> Result<(), CopyError>;
 
@@ -281,16 +272,20 @@ impl EngineMemory for SharedMemory {
         self.mapping.len()
     }
 
+    fn device(&self) -> Option<DeviceUuid> {
+        None
+    }
+
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
-        Ok(Box::new(SharedCopier(&self.mapping)))
+        Ok(Box::new(SharedCopier))
     }
 }
 
 /// Copies by the CPU.
 #[derive(Debug)]
-struct SharedCopier<'a>(&'a Mapping);
+struct SharedCopier;
 
-impl Copier for SharedCopier<'_> {
+impl Copier for SharedCopier {
     fn wait_for(&mut self, _event: &EngineEvent) -> Result<(), CopyError> {
         Err(CopyError::NoEvents)
     }
@@ -298,9 +293,11 @@ impl Copier for SharedCopier<'_> {
     fn start(
         &mut self,
         direction: Direction,
-        copies: &[StridedCopy],
+        (memory, copies): (&dyn EngineMemory, &[StridedCopy]),
         pool: &Arc<Mapping>,
     ) -> Result<(), CopyError> {
+        let memory: &dyn Any = memory;
+        let shared = memory.downcast_ref::<SharedMemory>().ok_or(CopyError::Elsewhere)?;
         for copy in copies {
             for row in 0..u64::from(copy.rows) {
                 // Offsets come from a checked layout and a reserved extent; whatever else they may be
@@ -308,8 +305,10 @@ impl Copier for SharedCopier<'_> {
                 let here = copy.memory_offset.saturating_add(row.saturating_mul(copy.memory_pitch));
                 let there = copy.pool_offset.saturating_add(row.saturating_mul(copy.pool_pitch));
                 match direction {
-                    Direction::Save => pool.copy_from(there, (self.0, here), copy.width)?,
-                    Direction::Load => self.0.copy_from(here, (pool, there), copy.width)?,
+                    Direction::Save => {
+                        pool.copy_from(there, (&shared.mapping, here), copy.width)?
+                    }
+                    Direction::Load => shared.mapping.copy_from(here, (pool, there), copy.width)?,
                 }
             }
         }
@@ -350,13 +349,13 @@ mod tests {
             rows: 3,
         };
         let mut copier = memory.copier().unwrap();
-        copier.start(Direction::Save, &[copy], &pool).unwrap();
+        copier.start(Direction::Save, (&memory, &[copy]), &pool).unwrap();
         copier.finish().unwrap();
         let mut bytes = [0; 14];
         pool.read(199, &mut bytes).unwrap();
         assert_eq!(&bytes, b"\0abcdefghijkl\0");
         pool.write(200, b"ABCDEFGHIJKL").unwrap();
-        copier.start(Direction::Load, &[copy], &pool).unwrap();
+        copier.start(Direction::Load, (&memory, &[copy]), &pool).unwrap();
         let mut bytes = [0; 15];
         engine.read(100, &mut bytes).unwrap();
         assert_eq!(&bytes, b"ABCD-EFGH-IJKL-");
@@ -365,7 +364,7 @@ mod tests {
             StridedCopy { pool_offset: 4085, ..copy },
             StridedCopy { memory_pitch: u64::MAX, ..copy },
         ] {
-            let refused = copier.start(Direction::Load, &[wrong], &pool);
+            let refused = copier.start(Direction::Load, (&memory, &[wrong]), &pool);
             assert!(matches!(refused, Err(CopyError::OutOfBounds(_))), "{wrong:?}");
         }
     }

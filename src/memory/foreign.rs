@@ -157,6 +157,9 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
     /// Its length in bytes, at least 1.
     fn bytes(&self) -> u64;
 
+    /// The device's place on the PCI bus, as sysfs names it: `0000:3b:00.0`; `None` where it has none.
+    fn pci(&self) -> Option<String>;
+
     /// Whether what a card writes can be made visible to the device.
     ///
     /// # Errors

@@ -9,11 +9,11 @@ mod pool;
 mod regions;
 mod ring;
 mod space;
+mod strided;
 
 pub use create::{HugePageSize, PoolError, PoolOptions};
 pub use engine::{
     Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, SharedMemory,
-    StridedCopy,
 };
 pub use extent::{Exhausted, ExtentAllocator, ReleaseError};
 pub use foreign::{
@@ -24,3 +24,4 @@ pub use pool::{HostPool, Pool, Reservation, Watermarks};
 pub use regions::Regions;
 pub use ring::{Ring, RingPiece};
 pub use space::{ExtentSpace, Usage};
+pub use strided::StridedCopy;

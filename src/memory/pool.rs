@@ -128,6 +128,21 @@ impl HostPool {
         Reservation::reserve_into(self, lens, reservations)
     }
 
+    /// As [`reserve_into`](Self::reserve_into), for a thread that must not stand behind another one;
+    /// see [`ExtentSpace::try_reserve`]. `None` where others had the allocator.
+    ///
+    /// # Errors
+    /// [`Exhausted`]; nothing was reserved or appended then.
+    pub fn try_reserve_into(
+        self: &Arc<Self>,
+        lens: &[u32],
+        reservations: &mut Vec<Reservation>,
+    ) -> Option<Result<(), Exhausted>> {
+        self.space.try_reserve(lens, |extent| {
+            reservations.push(Reservation { extent, pool: Arc::clone(self), armed: true });
+        })
+    }
+
     /// Gives back an extent that [`Reservation::into_extent`] handed out. The caller vouches that
     /// nobody reads or writes it any more: it is not pinned, and no READ into it is outstanding. Takes
     /// no lock. Whether exactly this extent was held turns out when it is settled ([`Self::strays`]).
@@ -219,6 +234,16 @@ impl<P: Pool> Reservation<P> {
         pool.space().reserve(lens, |extent| {
             reservations.push(Self { extent, pool: Arc::clone(pool), armed: true });
         })
+    }
+
+    /// Reserves one extent; `None` where the pool has none of that length.
+    #[must_use]
+    pub fn reserve_one(pool: &Arc<P>, len: u32) -> Option<Self> {
+        let mut made = None;
+        let reserved = pool.space().reserve(&[len], |extent| {
+            made = Some(Self { extent, pool: Arc::clone(pool), armed: true });
+        });
+        reserved.ok().and(made)
     }
 
     /// The extent.

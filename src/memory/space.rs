@@ -8,6 +8,12 @@
 //! back through a mailbox ([`crate::sync::Mailbox`]), without that lock: who evicts waits for nobody and,
 //! wherever it stops, makes nobody wait. The next reservations settle what came back, a bounded number
 //! of blocks each, unless they cannot do without all of it.
+//!
+//! **A thread that stops stops nobody who lends.** The data thread reserves by [`ExtentSpace::try_reserve`]
+//! alone, which gives up after a bounded number of looks at the lock; it releases and looks at usage
+//! without the lock; and it takes no other that a thread of the door takes. So wherever a thread of the door
+//! is stopped, each step of the data thread ends: at worst a fetch of this node's own finds no memory and is
+//! told to come again. Everybody else who reserves is an engine's request, and waits for its like.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::extent::footprint;
 use super::{Exhausted, ExtentAllocator, ReleaseError};
 use crate::limits;
-use crate::sync::{Mailbox, Mutex, Taken, lock};
+use crate::sync::{Mailbox, Mutex, Taken, lock, try_lock};
 use crate::types::{Extent, PoolId};
 
 /// How full a pool is. The numbers are read one by one: each is right, together they may straddle a
@@ -31,6 +37,11 @@ pub struct Usage {
 /// Blocks that a reservation settles before it looks for memory, besides two for each block it asks
 /// for, so that what came back never piles up: some tens of microseconds.
 const SETTLED_AT_LEAST: usize = 64;
+
+/// Looks at the lock of a thread that does not wait for it, and those after which it lets others run: longer
+/// than the largest batch of the door has the lock, unless its thread does not run.
+const LOOKS: u32 = 1 << 14;
+const LOOKS_PER_YIELD: u32 = 16;
 
 /// More blocks than can be held at one time: residents, and what clients have reserved.
 const RETURNED_MAX: usize = 1 << 27;
@@ -116,20 +127,51 @@ impl ExtentSpace {
     ///
     /// # Errors
     /// [`Exhausted`]; nothing was taken then.
-    pub fn reserve(&self, lens: &[u32], mut take: impl FnMut(Extent)) -> Result<(), Exhausted> {
-        let mut guard = lock(&self.extents);
-        let mut settled = self.settle(&mut guard, SETTLED_AT_LEAST + 2 * lens.len());
+    pub fn reserve(&self, lens: &[u32], take: impl FnMut(Extent)) -> Result<(), Exhausted> {
+        self.reserve_with(&mut lock(&self.extents), lens, take)
+    }
+
+    /// As [`Self::reserve`], for a thread that must not stand behind another one: `None` where others had
+    /// the allocator for as long as it was looked for, about a millisecond.
+    ///
+    /// # Errors
+    /// [`Exhausted`]; nothing was taken then.
+    pub fn try_reserve(
+        &self,
+        lens: &[u32],
+        take: impl FnMut(Extent),
+    ) -> Option<Result<(), Exhausted>> {
+        for look in 0..LOOKS {
+            if let Some(mut guard) = try_lock(&self.extents) {
+                return Some(self.reserve_with(&mut guard, lens, take));
+            }
+            match look % LOOKS_PER_YIELD {
+                // Whoever has it may be waiting for this processor.
+                0 => std::thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
+        None
+    }
+
+    fn reserve_with(
+        &self,
+        extents: &mut Extents,
+        lens: &[u32],
+        mut take: impl FnMut(Extent),
+    ) -> Result<(), Exhausted> {
+        let mut settled = self.settle(extents, SETTLED_AT_LEAST + 2 * lens.len());
         loop {
-            let Extents { allocator, offsets, .. } = &mut *guard;
+            let Extents { allocator, offsets, .. } = &mut *extents;
             offsets.clear();
             match allocator.allocate_batch(lens, offsets) {
                 Ok(()) => break,
                 Err(refusal) if settled == 0 => return Err(refusal),
                 // It asks for what is not settled yet.
-                Err(_more) => settled = self.settle(&mut guard, limits::LEND_BLOCKS_MAX),
+                Err(_more) => settled = self.settle(extents, limits::LEND_BLOCKS_MAX),
             }
         }
-        let Extents { allocator, offsets, .. } = &mut *guard;
+        let Extents { allocator, offsets, .. } = &mut *extents;
         for (offset, len) in offsets.iter().zip(lens) {
             take(Extent { pool: self.id, offset: *offset, len: *len });
         }
@@ -178,5 +220,42 @@ impl ExtentSpace {
             back = full;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_stops_with_the_allocator_stops_nobody_who_does_not_wait() {
+        let space = &ExtentSpace::new(PoolId(0), 1 << 12);
+        let mut held = Vec::new();
+        space.reserve(&[64, 64], |extent| held.push(extent)).unwrap();
+        let ((stopped, is_stopped), (resume, resumed)) = (channel(), channel::<()>());
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                // Under the lock.
+                let stop = |_extent| {
+                    stopped.send(()).unwrap();
+                    resumed.recv().unwrap();
+                };
+                space.reserve(&[64], stop).unwrap();
+            });
+            is_stopped.recv().unwrap();
+            assert_eq!(space.try_reserve(&[64], |_| unreachable!()), None);
+            assert_eq!(space.release(held[0]), Ok(()));
+            assert_eq!(space.usage().used, 64, "what the stopped one has is not told yet");
+            resume.send(()).unwrap();
+        });
+        assert_eq!(space.usage().used, 128);
+        let mut taken = Vec::new();
+        assert_eq!(space.try_reserve(&[64], |extent| taken.push(extent)), Some(Ok(())));
+        assert_eq!(taken, [held[0]], "what came back is settled as by any reservation");
+        assert!(matches!(space.try_reserve(&[1 << 13], |_| unreachable!()), Some(Err(_))));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Inner;
 use super::residency::{Admitted, Reserved};
-use crate::event::Event;
+use crate::event::{BusyReason, Event};
 use crate::memory::{EngineMemory, ImportError, Mapping};
 use crate::peer::FetchOutcome;
 use crate::policy::Origin;
@@ -157,7 +157,7 @@ impl DoorService for Inner {
             .map(|hit| match hit {
                 Ok(found) => held(BlockOrigin::Local, found),
                 Err(PinError::NotFound) => AcquireOutcome::NotFound,
-                Err(PinError::TooManyPins) => AcquireOutcome::Busy,
+                Err(PinError::TooManyPins) => AcquireOutcome::Busy(BusyReason::Pins),
             })
             .collect();
         if source != Source::Here && !misses.is_empty() {
@@ -173,16 +173,22 @@ impl DoorService for Inner {
                             held(BlockOrigin::Local, &found)
                         }
                         FetchOutcome::NotFound => AcquireOutcome::NotFound,
-                        FetchOutcome::Busy => AcquireOutcome::Busy,
+                        FetchOutcome::Busy(reason) => AcquireOutcome::Busy(reason),
                         FetchOutcome::Failed(_) => AcquireOutcome::Failed,
                     };
                 }
             }
         }
+        if let Some((_, shadows)) = &self.gpu {
+            Arc::clone(shadows).in_host_memory(&self.residency, &mut outcomes).await;
+        }
         outcomes
     }
 
     fn release(&self, holds: &[ResidentId]) {
+        if let Some((_, shadows)) = &self.gpu {
+            shadows.release(holds);
+        }
         self.residency.store.unpin_batch(holds);
     }
 

@@ -6,7 +6,7 @@ use super::landing::Landing;
 use super::outbox::Context;
 use super::probe::Ended;
 use crate::health::{Cause, Entry};
-use crate::types::{NodeId, Scope, Timestamp};
+use crate::types::{NodeId, Timestamp};
 
 impl<L: Landing> Peers<L> {
     /// Tells health what ended, takes probes on, and says how busy this node is.
@@ -41,23 +41,12 @@ impl<L: Landing> Peers<L> {
         }
         while let Some(Ended { node, paths, result }) = self.requester.probes.poll_ended() {
             if result == Err(Cause::NoAnswer) {
-                self.give_up_attempts(node);
+                self.give_up_ways(node);
             }
             self.health.handle_probe((node, &paths), result, now);
         }
         while let Some(event) = self.health.poll_event() {
             self.sink.emit(event);
-        }
-    }
-
-    /// Ends attempts to connect that led nowhere: the next probe makes one of its own, which finds a
-    /// peer that is back at once.
-    fn give_up_attempts(&mut self, node: NodeId) {
-        let led = self.connections.iter().filter(|(_, connection)| {
-            connection.ours && connection.is_shaking_hands() && connection.leads_to() == Some(node)
-        });
-        for on in led.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.close(on, Scope::Path);
         }
     }
 

@@ -6,7 +6,6 @@ use super::landing::Landing;
 use super::outbox::Output;
 use crate::event::Event;
 use crate::fabric::{CloseReason, ConnectionId};
-use crate::limits;
 use crate::protocol::{GoodbyeReason, Message};
 use crate::types::{RequesterIndex, Scope, Timestamp};
 
@@ -107,28 +106,6 @@ impl<L: Landing> Peers<L> {
         }
         for connection in cut {
             self.close(connection, Scope::Peer);
-        }
-    }
-
-    pub(super) fn check_silence(&mut self, now: Timestamp) {
-        let mut silent = Vec::new();
-        for (&id, connection) in &mut self.connections {
-            if connection.is_shaking_hands() {
-                if now.since(connection.opened) >= limits::HANDSHAKE_TIMEOUT {
-                    silent.push(id);
-                }
-            } else if matches!(connection.state, State::Up { .. }) {
-                let quiet = now.since(connection.heard);
-                if quiet >= limits::PING_INTERVAL * 3 {
-                    silent.push(id);
-                } else if quiet.min(now.since(connection.pinged)) >= limits::PING_INTERVAL {
-                    connection.pinged = now;
-                    self.outbox.send(id, &Message::Ping { token: now.as_nanos() });
-                }
-            }
-        }
-        for id in silent {
-            self.close(id, Scope::Path);
         }
     }
 

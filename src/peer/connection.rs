@@ -59,12 +59,14 @@ pub(super) struct Connection {
     pub(super) heard: Timestamp,
     /// When we last asked for one.
     pub(super) pinged: Timestamp,
+    /// Since when something is asked on it, or for it, as far as it was looked; `None` while nothing is.
+    pub(super) asked: Option<Timestamp>,
 }
 
 impl Connection {
     pub(super) fn new(state: State, now: Timestamp) -> Self {
         let ours = matches!(state, State::Opening { .. });
-        Self { state, ours, opened: now, heard: now, pinged: now }
+        Self { state, ours, opened: now, heard: now, pinged: now, asked: None }
     }
 
     /// The peer that has access through it, or had until it began to close.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::landing::{Landing, Published};
 use super::layouts::HeardLayouts;
 use super::outbox::Outbox;
+use crate::event::BusyReason;
 use crate::fabric::ConnectionId;
 use crate::health::{Health, Suspended};
 use crate::protocol::{Loan, LoanEntry, Outcomes, Place, RegionEntry};
@@ -46,7 +47,7 @@ pub enum FetchOutcome {
     /// The owner does not have it.
     NotFound,
     /// The owner, or this node, has no room for it now.
-    Busy,
+    Busy(BusyReason),
     /// It did not arrive.
     Failed(Scope),
 }
@@ -257,7 +258,7 @@ impl<M> Fetch<M> {
                     FetchOutcome::Failed(Scope::Path)
                 }
                 Loan::NotFound => FetchOutcome::NotFound,
-                Loan::Busy(_) => FetchOutcome::Busy,
+                Loan::Busy(refusal) => FetchOutcome::Busy(BusyReason::Owner(refusal)),
                 Loan::Failed => FetchOutcome::Failed(Scope::Peer),
             };
         }
@@ -266,7 +267,7 @@ impl<M> Fetch<M> {
         landing.reserve(sizes, memory);
         for want in wanted.drain(memory.len().min(wanted.len())..) {
             if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
-                *outcome = FetchOutcome::Busy;
+                *outcome = FetchOutcome::Busy(BusyReason::Memory);
             }
         }
         let mut landed = places.iter().zip(memory.iter());
@@ -308,7 +309,7 @@ impl<M> Fetch<M> {
             let outcome = match landing.publish(key, memory, want.checksum, rank) {
                 Published::Stored(found) => FetchOutcome::Ready { found, fetched: true },
                 Published::AlreadyResident(found) => FetchOutcome::Ready { found, fetched: false },
-                Published::Full => FetchOutcome::Busy,
+                Published::Full => FetchOutcome::Busy(BusyReason::Memory),
             };
             self.set(want.position, outcome);
         }

@@ -30,6 +30,7 @@ mod probe;
 mod requester;
 mod requesters;
 mod settle;
+mod silence;
 mod stall;
 mod windows;
 #[cfg(test)]
@@ -40,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fetch::{FetchId, FetchOutcome, FetchRequest, Fetched};
-pub use landing::{Landing, LentLayout, Published};
+pub use landing::{Landing, LentLayout, Published, Settled};
 pub use outbox::Output;
 pub use pressure::Pressure;
 pub use requester::RequesterConfig;
@@ -122,6 +123,8 @@ pub struct Peers<L: Landing> {
     health: Health,
     /// The load that [`Landing::note_load`] was last given.
     told: Option<Load>,
+    /// When it was last looked who is silent.
+    looked: Timestamp,
     draining: bool,
 }
 
@@ -158,6 +161,7 @@ impl<L: Landing> Peers<L> {
             outbox: Outbox::default(),
             health: Health::new(config.breaker),
             told: None,
+            looked: Timestamp::ZERO,
             draining: false,
         })
     }
@@ -172,6 +176,10 @@ impl<L: Landing> Peers<L> {
         let held = self.health.paused(node, now);
         if held.is_some() {
             self.sink.emit(Event::PauseObeyed);
+        }
+        if !self.requester.is_asking() {
+            // What is answered within one look costs none.
+            self.looked = now;
         }
         self.requester.fetch(request, (up, held), &mut self.outbox, now);
         if up.is_none() && self.requester.waits_for(node) {
@@ -331,14 +339,27 @@ impl<L: Landing> Peers<L> {
     /// Deadlines: of fetches, leases, handshakes and silent peers.
     pub fn handle_timeout(&mut self, landing: &mut L, now: Timestamp) {
         self.requester.handle_timeout(&mut self.outbox, &*self.sink, now);
+        self.check_answers(now);
         self.resume_held(now);
         self.break_and_settle(Scope::Path, landing, now);
+        self.lend_parked(landing, now);
         self.check_silence(now);
         self.cut_overdue(now);
         self.cut_expired(now);
         self.finish_cuts(landing, now);
         self.begin_probes(now);
         self.tend(landing, now);
+    }
+
+    /// Lends of ours whose blocks have become ready.
+    fn lend_parked(&mut self, landing: &mut L, now: Timestamp) {
+        let connections = &self.connections;
+        let remote = |on| match connections.get(&on).map(|found| &found.state) {
+            Some(State::Up { remote }) => Some(remote),
+            _ => None,
+        };
+        let (outbox, sink) = (&mut self.outbox, &*self.sink);
+        self.holder.handle_parked(remote, &mut Context { landing, outbox, sink, now });
     }
 
     /// Lends whose holder's pause is over.
@@ -434,7 +455,7 @@ impl<L: Landing> Peers<L> {
             _ => Some(connection.opened + limits::HANDSHAKE_TIMEOUT),
         });
         let probes = if self.draining { None } else { self.health.poll_timeout() };
-        let requester = self.requester.poll_timeout();
+        let requester = self.requester.poll_timeout().into_iter().chain(self.next_look());
         pings.chain(requester).chain(self.holder.poll_timeout()).chain(probes).min()
     }
 

@@ -22,7 +22,8 @@ use crate::protocol::{Message, RegionEntry};
 use crate::transfer::{Finished, FinishedBlock, TransferId};
 use crate::types::{NodeId, Paths, Scope, Timestamp};
 
-/// How long each step of a probe may take: a connection, an answer, a READ.
+/// How long each step of a probe may take: a connection, beside what its fabric needs to open one, an
+/// answer, a READ.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How far a probe has come.
@@ -141,7 +142,7 @@ impl<L: Landing> Requester<L> {
 
     /// Begins a probe; [`Self::handle_probe_up`] takes it on when there is a connection.
     pub(super) fn begin_probe(&mut self, node: NodeId, now: Timestamp) {
-        let deadline = self.probe_deadline(now);
+        let deadline = self.probe_deadline(now) + self.opening();
         self.probes.running.push(Probe { node, stage: Stage::Connecting, deadline });
     }
 

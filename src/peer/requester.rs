@@ -22,8 +22,9 @@ use super::fetch::{
 use super::landing::Landing;
 use super::outbox::{Context, Outbox};
 use super::probe::Probes;
-use super::settle::{Replay, owe};
-use crate::event::{Event, EventSink};
+use super::settle::{Replay, Settling, owe};
+use super::silence::Asked;
+use crate::event::{BusyReason, Event, EventSink, LendRefusal};
 use crate::fabric::{Completion, CompletionStatus, ConnectionId, ReadBatch};
 use crate::health::{Cause, Suspended, Verdict};
 use crate::limits;
@@ -62,6 +63,10 @@ pub(super) struct Requester<L: Landing> {
     pub(super) replays: VecDeque<Replay>,
     pub(super) done: VecDeque<Fetched>,
     pub(super) finished: Vec<FinishedBlock<L::Memory>>,
+    /// Transfers whose blocks have landed and are on their way to their places.
+    pub(super) settling: Vec<Settling<L::Memory>>,
+    /// When they are looked at again.
+    pub(super) look_at: Timestamp,
     pub(super) bitmap: Vec<u8>,
     pub(super) scratch: Scratch<L::Memory>,
     /// Connections on which keys were refused; a few of the latest.
@@ -86,6 +91,8 @@ impl<L: Landing> Requester<L> {
             replays: VecDeque::new(),
             done: VecDeque::new(),
             finished: Vec::new(),
+            settling: Vec::new(),
+            look_at: Timestamp::ZERO,
             bitmap: Vec::new(),
             scratch: Scratch::default(),
             stale: VecDeque::new(),
@@ -125,7 +132,7 @@ impl<L: Landing> Requester<L> {
     pub(super) fn refuse(&mut self, request: FetchRequest, suspended: Suspended, now: Timestamp) {
         let mut fetch = Fetch::<L::Memory>::new(request, now, Duration::ZERO);
         fetch.outcomes.fill(match suspended.scope {
-            Scope::Request => FetchOutcome::Busy,
+            Scope::Request => FetchOutcome::Busy(BusyReason::Owner(LendRefusal::Draining)),
             scope => FetchOutcome::Failed(scope),
         });
         self.done.push_back(fetch.finished());
@@ -388,6 +395,58 @@ impl<L: Landing> Requester<L> {
         }
     }
 
+    /// Whether anything is asked of anybody.
+    pub(super) fn is_asking(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Of whom something is asked now.
+    pub(super) fn asked(&self) -> Asked {
+        let mut asked = Asked::default();
+        for fetch in self.fetches.values() {
+            if let Some(connection) = fetch.connection {
+                asked.on.insert(connection);
+            } else if fetch.held_until.is_none() {
+                asked.of.insert(fetch.request.node);
+            }
+        }
+        asked
+    }
+
+    /// How long a connection may take to open beyond what its messages take.
+    pub(super) const fn opening(&self) -> Duration {
+        self.transfers.opening()
+    }
+
+    /// Whether READs of a fetch are under way on a connection.
+    pub(super) fn reads_on(&self, connection: ConnectionId) -> bool {
+        let reads = |fetch: &Fetch<_>| matches!(fetch.phase, Phase::Reading { .. });
+        self.fetches.values().any(|fetch| fetch.connection == Some(connection) && reads(fetch))
+    }
+
+    /// A peer was asked and says nothing: what waits for its words ends, blocks that have landed by the
+    /// ranks of their loans.
+    pub(super) fn handle_silent(
+        &mut self,
+        (node, connection): (NodeId, ConnectionId),
+        waited: Duration,
+        told: Told<'_>,
+    ) {
+        self.fail_where((Scope::Path, None), told, |fetch| match fetch.phase {
+            Phase::Waiting => fetch.request.node == node && fetch.held_until.is_none(),
+            Phase::Lending => fetch.connection == Some(connection),
+            Phase::Reading { .. } | Phase::Completing { .. } => false,
+        });
+        let completing = self.fetches.values_mut().filter(|fetch| {
+            fetch.connection == Some(connection) && matches!(fetch.phase, Phase::Completing { .. })
+        });
+        for fetch in completing {
+            fetch.connection = None;
+            owe(&mut self.replays, fetch);
+        }
+        self.verdicts.push((node, Paths::default(), Verdict::Silent { waited }));
+    }
+
     /// This node was late by so much: what peers owe it is due later. A borrowed lease ends when it
     /// does, and READs that it has ended are not the peer's fault.
     pub(super) fn handle_stall(&mut self, late: Duration, now: Timestamp) {
@@ -411,12 +470,14 @@ impl<L: Landing> Requester<L> {
             .map(|fetch| fetch.held_until.or(fetch.renewal()).unwrap_or(fetch.deadline));
         // A refused post may have ended a transfer outside of any event.
         let over = self.transfers.has_finished().then_some(Timestamp::ZERO);
+        // No event tells that a block has come to its place.
+        let settling = (!self.settling.is_empty()).then_some(self.look_at);
         let probes = self.probes.poll_timeout();
-        own.chain(self.transfers.poll_timeout()).chain(over).chain(probes).min()
+        own.chain(self.transfers.poll_timeout()).chain(over).chain(settling).chain(probes).min()
     }
 
     pub(super) fn unfinished(&self) -> usize {
-        self.fetches.len() + self.transfers.running()
+        self.fetches.len() + self.transfers.running() + self.settling.len()
     }
 
     pub(super) fn poll_fetched(&mut self) -> Option<Fetched> {

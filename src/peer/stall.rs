@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use super::Peers;
+use super::connection::Connection;
 use super::landing::Landing;
 use crate::event::Event;
 use crate::types::{Scope, Timestamp};
@@ -19,7 +20,8 @@ impl<L: Landing> Peers<L> {
     pub fn handle_stall(&mut self, late: Duration, landing: &mut L, now: Timestamp) {
         self.sink.emit(Event::DataThreadStalled { late });
         for connection in self.connections.values_mut() {
-            for moment in [&mut connection.opened, &mut connection.heard, &mut connection.pinged] {
+            let Connection { opened, heard, pinged, asked, .. } = connection;
+            for moment in [opened, heard, pinged].into_iter().chain(asked) {
                 *moment = now.min(*moment + late);
             }
         }

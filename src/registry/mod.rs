@@ -22,6 +22,7 @@
 pub mod announcing;
 mod calls;
 mod directory;
+mod fault;
 mod fingerprint;
 mod in_process;
 mod nodes;

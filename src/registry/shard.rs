@@ -6,6 +6,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as TableEntry;
 
+use super::fault::{self, Fault};
 use super::fingerprint::Fingerprint;
 use super::owners::{OwnerRef, Owners};
 use crate::limits;
@@ -37,6 +38,25 @@ pub(super) struct Shard {
     by_owners: [u64; limits::OWNERS_SHOWN],
     /// By slot: the registration that is meant, and the digest of what it announced here.
     digests: Vec<(OwnerRef, u64)>,
+}
+
+/// Places of a shard's table that one step of a sweep looks at: some tens of microseconds.
+const PLACES_PER_STEP: usize = 2048;
+
+/// What a step of a sweep did.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Retained {
+    /// Owners that went.
+    pub(super) owners: u64,
+    /// Whether there are places that this round has not looked at.
+    pub(super) is_more: bool,
+}
+
+/// Memory that a shard needs no more. To be dropped without a lock.
+#[derive(Debug, Default)]
+#[must_use = "it is to be dropped once no lock is held"]
+pub(super) struct Outgrown {
+    _table: HashTable<Entry>,
 }
 
 /// What a shard holds, in numbers.
@@ -137,7 +157,8 @@ impl Shard {
         let owners = &mut entry.get_mut().owners;
         let before = size(owners);
         let removed = owners.as_slice().contains(&owner);
-        owners.retain(|other| other != owner && is_live(other));
+        let goes = |other| other == owner || fault::is(Fault::RemovesOthers);
+        owners.retain(|other| !goes(other) && is_live(other));
         let after = size(owners);
         let slice = owners.as_slice();
         let sole = slice.first().copied().filter(|_| slice.len() == 1);
@@ -160,35 +181,49 @@ impl Shard {
     }
 
     /// Removes an owner from every key.
-    pub(super) fn forget(&mut self, owner: OwnerRef, hasher: &RandomState) {
-        self.retain(|other| other != owner, hasher);
+    pub(super) fn forget(&mut self, owner: OwnerRef, hasher: &RandomState) -> Outgrown {
+        let mut at = 0;
+        while self.retain(&mut at, |other| other != owner).is_more {}
         if let Some(digest) = self.digest_mut(owner) {
             *digest = 0;
         }
+        self.shrink(hasher)
     }
 
-    /// Removes the owners that `keep` denies; how many there were.
-    pub(super) fn retain(&mut self, keep: impl Fn(OwnerRef) -> bool, hasher: &RandomState) -> u64 {
-        let before = self.owners;
-        let (mut owners, mut spilled) = (0, 0);
-        let mut by_owners = [0; limits::OWNERS_SHOWN];
-        self.table.retain(|entry| {
-            entry.owners.retain(&keep);
-            let size = size(&entry.owners);
-            owners += size.0;
-            spilled += size.1;
-            if let Some(keys) = shown(size.0).and_then(|at| by_owners.get_mut(at)) {
-                *keys += 1;
+    /// Removes the owners that `keep` denies from the keys in the next few places of the table, from
+    /// `at` on, which it moves. A table that grows between two steps may hide keys from a round of them:
+    /// the next round finds those.
+    pub(super) fn retain(&mut self, at: &mut usize, keep: impl Fn(OwnerRef) -> bool) -> Retained {
+        let (before, end) = (self.owners, *at + PLACES_PER_STEP);
+        for place in *at..end.min(self.table.num_buckets()) {
+            let Ok(mut entry) = self.table.get_bucket_entry(place) else { continue };
+            let owners = &mut entry.get_mut().owners;
+            let size_before = size(owners);
+            owners.retain(&keep);
+            let size_after = size(owners);
+            if size_after.0 == 0 {
+                drop(entry.remove());
             }
-            size.0 > 0
-        });
-        if self.table.len() < self.table.capacity() / 4 {
-            self.table.shrink_to_fit(|entry| hasher.hash_one(entry.print));
+            self.account(size_before, size_after);
         }
-        self.owners = owners;
-        self.spilled = spilled;
-        self.by_owners = by_owners;
-        before - owners
+        *at = end;
+        Retained { owners: before - self.owners, is_more: end < self.table.num_buckets() }
+    }
+
+    /// Moves what is left into a table that fits it, where that is much less. The old one is the
+    /// caller's to drop once it holds no lock: the allocator may give a long run of pages back to the
+    /// system with it, which takes milliseconds.
+    pub(super) fn shrink(&mut self, hasher: &RandomState) -> Outgrown {
+        if self.table.len() >= self.table.capacity() / 4 {
+            return Outgrown::default();
+        }
+        let mut old = std::mem::take(&mut self.table);
+        self.table.reserve(old.len(), |entry| hasher.hash_one(entry.print));
+        for entry in old.drain() {
+            let hash = hasher.hash_one(entry.print);
+            self.table.insert_unique(hash, entry, |entry| hasher.hash_one(entry.print));
+        }
+        Outgrown { _table: old }
     }
 
     pub(super) fn stats(&self) -> ShardStats {
@@ -203,3 +238,48 @@ impl Shard {
 }
 
 const _: () = assert!(size_of::<Entry>() <= 40, "about 80 bytes an entry with the table's slack");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{BlockHash, BlockKey, NamespaceId};
+
+    fn print(number: u32) -> Fingerprint {
+        let hash = BlockHash::new(&number.to_le_bytes()).unwrap();
+        Fingerprint::of(&BlockKey { namespace: NamespaceId(1), hash })
+    }
+
+    #[test]
+    fn a_sweep_looks_at_a_bounded_number_of_places_at_a_time_and_leaves_what_lives() {
+        let (mut shard, hasher) = (Shard::default(), RandomState::default());
+        let [dead, live] = [0, 1].map(|slot| OwnerRef::start(slot).next().unwrap());
+        let keys = u32::try_from(PLACES_PER_STEP).unwrap() * 4;
+        for number in 0..keys {
+            shard.add(print(number), dead, |_| true, (&hasher, u64::MAX));
+            if number % 16 == 0 {
+                shard.add(print(number), live, |_| true, (&hasher, u64::MAX));
+            }
+        }
+        let (mut place, mut steps, mut gone) = (0, 0, 0);
+        loop {
+            let step = shard.retain(&mut place, |owner| owner == live);
+            steps += 1;
+            gone += step.owners;
+            if !step.is_more {
+                break;
+            }
+        }
+        assert!(steps >= 4, "{steps}");
+        assert_eq!(gone, u64::from(keys));
+        drop(shard.shrink(&hasher));
+        assert!(shard.table.capacity() < PLACES_PER_STEP);
+        let stats = shard.stats();
+        assert_eq!((stats.keys, stats.owners), (u64::from(keys / 16), u64::from(keys / 16)));
+        assert_eq!(stats.by_owners[0], u64::from(keys / 16));
+        for number in 0..keys {
+            let owners = shard.owners(print(number), &hasher);
+            let left = if number % 16 == 0 { vec![live] } else { Vec::new() };
+            assert_eq!(owners, left);
+        }
+    }
+}

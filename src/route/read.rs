@@ -230,7 +230,7 @@ impl Read {
         for (at, outcome) in lend.positions.iter().zip(&lent.outcomes) {
             match outcome {
                 FetchOutcome::NotFound => missing.extend(self.keys.get(*at).copied()),
-                FetchOutcome::Busy => busy.push(*at),
+                FetchOutcome::Busy(_) => busy.push(*at),
                 FetchOutcome::Ready { .. } | FetchOutcome::Failed(_) => {}
             }
             if let Some(slot) = self.outcomes.get_mut(*at) {
@@ -309,7 +309,7 @@ impl Read {
             }
         }
         let worthy = |at: &usize| match self.outcomes.get(*at) {
-            Some(FetchOutcome::Busy | FetchOutcome::Failed(_)) => true,
+            Some(FetchOutcome::Busy(_) | FetchOutcome::Failed(_)) => true,
             _ => self.round == 0,
         };
         let open = self.open.iter().filter(|at| covered.get(**at) == Some(&false));
@@ -334,7 +334,7 @@ impl Read {
         let (outcomes, tries) = (&self.outcomes, &mut self.tries);
         self.open.retain(|at| match (outcomes.get(*at), tries.get_mut(*at)) {
             (Some(FetchOutcome::NotFound), _) => true,
-            (Some(FetchOutcome::Busy | FetchOutcome::Failed(_)), Some(tries)) => {
+            (Some(FetchOutcome::Busy(_) | FetchOutcome::Failed(_)), Some(tries)) => {
                 *tries += 1;
                 *tries < TRIES
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::event::{BusyReason, LendRefusal};
 use crate::limits;
 use crate::peer::FetchOutcome;
 use crate::protocol::door::Source;
@@ -12,6 +13,8 @@ use crate::types::{
     BlockHash, BlockKey, EvictionRank, Extent, Generation, Load, NamespaceId, NodeEpoch, NodeId,
     PoolId, ResidentId, Scope, Timestamp,
 };
+
+const BUSY: FetchOutcome = FetchOutcome::Busy(BusyReason::Owner(LendRefusal::Quota));
 
 const NOW: Timestamp = Timestamp::ZERO;
 const FAILED: FetchOutcome = FetchOutcome::Failed(Scope::Path);
@@ -161,17 +164,16 @@ fn busy_because_of_our_own_lends_waits_behind_them_and_busy_alone_is_the_answer(
     reading.plan(&[(1, 0, 128)]);
     reading.plan(&[]);
     let (one, two) = (reading.lend(), reading.lend());
-    reading.answer(&one, &[FetchOutcome::Busy; 64]);
+    reading.answer(&one, &[BUSY; 64]);
     let again = reading.lend();
     assert_eq!(again.positions, one.positions);
     reading.answer(&two, &[ready(); 64]);
-    reading.answer(&again, &[FetchOutcome::Busy; 64]);
+    reading.answer(&again, &[BUSY; 64]);
     // One try more, in the next round.
     reading.plan(&[(1, 0, 64)]);
     let last = reading.lend();
-    reading.answer(&last, &[FetchOutcome::Busy; 64]);
-    let outcomes: Vec<_> =
-        (0..128).map(|at| if at < 64 { FetchOutcome::Busy } else { ready() }).collect();
+    reading.answer(&last, &[BUSY; 64]);
+    let outcomes: Vec<_> = (0..128).map(|at| if at < 64 { BUSY } else { ready() }).collect();
     reading.assert_over(&outcomes);
 }
 

@@ -313,6 +313,7 @@ impl Fabric for ShmFabric {
             segments: READ_SEGMENTS_MAX,
             windows: 0,
             read_bytes: READ_BYTES_MAX,
+            opening: Duration::ZERO,
         }
     }
 

@@ -185,6 +185,7 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
             read_bytes: far.read_bytes.min(near.read_bytes),
             // Keys end on the far fabric alone; who wants them has no near one.
             windows: far.windows.min(near.windows),
+            opening: far.opening.max(near.opening),
         }
     }
 

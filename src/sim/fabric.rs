@@ -57,6 +57,7 @@ impl Fabric for SimFabric {
             segments: state.config.read_segments,
             windows: state.config.windows,
             read_bytes: state.config.read_bytes,
+            opening: Duration::ZERO,
         }
     }
 

@@ -36,6 +36,8 @@ pub(super) enum Fault {
     FrozenLeft,
     /// The sweep asks whose its hand's chunk is before it reads the link there.
     TagReadEarly,
+    /// A chunk has the tag of its new use while it still has the link of the one before.
+    TagGivenEarly,
     /// An operation that changes nothing does not look whether its resident is still there.
     UnchangedUnseen,
     /// What was found to be garbage of one chunk is passed by in another.

@@ -81,6 +81,11 @@ impl Index {
         slot_of(self.head(bucket)?.get())
     }
 
+    /// What comes after a slot in its chain, as of now.
+    pub(super) fn next(slots: &Slots, slot: u32) -> Option<u32> {
+        slot_of(slots.link(slot)?.get())
+    }
+
     /// The tenancy of a slot, as of now.
     pub(super) fn generation(slots: &Slots, slot: u32) -> u32 {
         slots.link(slot).map_or(0, |link| generation_of(link.get()))

@@ -17,6 +17,7 @@ pub mod limits;
 pub mod local_socket;
 pub mod memfd;
 pub mod memory;
+pub mod pci;
 pub mod process;
 pub mod random;
 pub mod rdma_sysfs;

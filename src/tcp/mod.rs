@@ -368,6 +368,7 @@ impl Fabric for TcpFabric {
             segments: READ_SEGMENTS_MAX,
             windows: 0,
             read_bytes: READ_BYTES_MAX,
+            opening: Duration::ZERO,
         }
     }
 

@@ -220,9 +220,17 @@ mod tests {
     use super::*;
     use crate::fabric::RegionId;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     fn capabilities(segments: usize, read_bytes: u32) -> Capabilities {
-        Capabilities { transport: "test", reads_outstanding: 8, segments, read_bytes, windows: 0 }
+        Capabilities {
+            transport: "test",
+            reads_outstanding: 8,
+            segments,
+            read_bytes,
+            windows: 0,
+            opening: Duration::ZERO,
+        }
     }
 
     /// A block of one span on either side.

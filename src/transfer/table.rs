@@ -1,6 +1,7 @@
 //! The in-flight table: owns destinations until nothing can write to them any more.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::plan::{PlannedRead, ReadList, plan};
 use crate::fabric::{
@@ -133,6 +134,12 @@ impl<D> Transfers<D> {
     #[must_use]
     pub const fn longest_read(&self) -> u32 {
         self.capabilities.read_bytes
+    }
+
+    /// How long the fabric may take to open a connection with nothing wrong.
+    #[must_use]
+    pub const fn opening(&self) -> Duration {
+        self.capabilities.opening
     }
 
     /// Transfers that have not been handed back.

@@ -15,6 +15,11 @@ pub struct Path {
     pub remote: Nic,
 }
 
+impl Path {
+    /// Stands for the way that messages take, whatever NICs that is: no node has as many NICs.
+    pub const MESSAGES: Self = Self { local: Nic(u8::MAX), remote: Nic(u8::MAX) };
+}
+
 /// Paths that are told apart in one account: more than the NIC pairs of a connection.
 const PATHS_MAX: usize = 16;
 

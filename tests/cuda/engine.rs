@@ -64,7 +64,7 @@ fn rows_are_copied_both_ways_on_a_stream_of_the_memorys_own() {
     let mut copier = memory.copier().unwrap();
     copier.wait_for(&EngineEvent(engine.event.0)).unwrap();
     assert_eq!(standin.calls("cuStreamWaitEvent"), 1);
-    copier.start(Direction::Save, &[COPY], &node.pool).unwrap();
+    copier.start(Direction::Save, (&*memory, &[COPY]), &node.pool).unwrap();
     copier.finish().unwrap();
     let want = [vec![0; 1024], vec![7; 1536], vec![0; 1024]].concat();
     assert!(node.bytes(0, want.len()) == want);
@@ -72,27 +72,30 @@ fn rows_are_copied_both_ways_on_a_stream_of_the_memorys_own() {
 
     // Into the engine's memory, and out again with what lies between the rows.
     node.pool.write(1024, &[9; 1536]).unwrap();
-    copier.start(Direction::Load, &[COPY], &node.pool).unwrap();
+    copier.start(Direction::Load, (&*memory, &[COPY]), &node.pool).unwrap();
     let all =
         StridedCopy { pool_offset: 64 << 10, width: 12288, rows: 1, pool_pitch: 12288, ..COPY };
-    copier.start(Direction::Save, &[all], &node.pool).unwrap();
+    copier.start(Direction::Save, (&*memory, &[all]), &node.pool).unwrap();
     copier.finish().unwrap();
     let row = [vec![9; 512], vec![7; 4096 - 512]].concat();
     assert!(node.bytes(64 << 10, 12288) == row.repeat(3));
 
     let beyond = StridedCopy { memory_offset: LEN - 8192, ..COPY };
-    let refused = copier.start(Direction::Save, &[beyond], &node.pool).unwrap_err();
+    let refused = copier.start(Direction::Save, (&*memory, &[beyond]), &node.pool).unwrap_err();
     assert!(matches!(refused, CopyError::Device { .. }), "{refused}");
     let other = Arc::new(Mapping::anonymous("test", POOL).unwrap());
-    assert!(copier.start(Direction::Save, &[COPY], &other).is_err(), "no pool of this node");
+    assert!(
+        copier.start(Direction::Save, (&*memory, &[COPY]), &other).is_err(),
+        "no pool of this node"
+    );
     // The stream is kept for the next batch.
     let streams = standin.calls("cuStreamCreate");
     drop(copier);
     let mut copier = memory.copier().unwrap();
     assert_eq!(standin.calls("cuStreamCreate"), streams);
-    // More batches than the queue has slots: the oldest ones are waited for.
+    // Any number of batches, without a wait between them.
     for _ in 0..100 {
-        copier.start(Direction::Load, &[COPY], &node.pool).unwrap();
+        copier.start(Direction::Load, (&*memory, &[COPY]), &node.pool).unwrap();
     }
     copier.finish().unwrap();
 }
@@ -121,7 +124,7 @@ fn memory_of_a_dead_engine_stays_until_its_last_copy_has_ended() {
     let memory = node.import(node.device, engine.memory.0).unwrap();
     standin.control("cuMemcpy2DAsync_v2 late 200");
     let mut copier = memory.copier().unwrap();
-    copier.start(Direction::Save, &[COPY], &node.pool).unwrap();
+    copier.start(Direction::Save, (&*memory, &[COPY]), &node.pool).unwrap();
     engine.kill();
     // Dropped in the middle of a copy: the copy ends first, then the memory is closed.
     drop(copier);
@@ -138,7 +141,7 @@ fn a_lost_device_fails_its_copies_and_nothing_hangs() {
     let memory = node.import(node.device, engine.memory.0).unwrap();
     standin.control("cuMemcpy2DAsync_v2 lose 719");
     let mut copier = memory.copier().unwrap();
-    let begun = copier.start(Direction::Save, &[COPY], &node.pool);
+    let begun = copier.start(Direction::Save, (&*memory, &[COPY]), &node.pool);
     let ended = copier.finish();
     assert!(begun.is_err() || ended.is_err());
     drop(copier);

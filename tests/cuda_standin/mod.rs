@@ -9,8 +9,12 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-const SOURCES: [&str; 3] =
-    ["ffi/cuda_standin.c", "ffi/cuda_standin_memory.c", "ffi/cuda_standin_streams.c"];
+const SOURCES: [&str; 4] = [
+    "ffi/cuda_standin.c",
+    "ffi/cuda_standin_host.c",
+    "ffi/cuda_standin_memory.c",
+    "ffi/cuda_standin_streams.c",
+];
 
 /// The name that the loader looks for.
 const NAME: &str = "libcuda.so.1";
@@ -48,6 +52,19 @@ impl StandIn {
         let next = self.directory.path().join("control.next");
         std::fs::write(&next, format!("{lines}\n")).unwrap();
         std::fs::rename(&next, self.directory.path().join("control")).unwrap();
+    }
+
+    /// From here on calls are written down.
+    pub(crate) fn log(&self) {
+        std::fs::write(self.directory.path().join("log"), "").unwrap();
+    }
+
+    /// What was called, and which asynchronous operations have run, in all processes that loaded this
+    /// copy, in their order: `call cuEventQuery`, `ran cuMemcpyHtoDAsync_v2`.
+    pub(crate) fn logged(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.directory.path().join("log")).unwrap();
+        let line = |line: &str| line.split_once(' ').map(|(_process, said)| said.to_owned());
+        log.lines().filter_map(line).collect()
     }
 
     /// How often this process has called a function.

@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::redis_server;
 use crate::support::{BINARY, cluster, until};
 
 fn temporary() -> TempDir {
@@ -72,6 +73,9 @@ fn what_cannot_be_measured_is_refused() {
         (&["read", "--loopback", "--peer", "127.0.0.1:1"], "--peer"),
         (&["read", "--peer", "nobody"], "--peer"),
         (&["read", "--plot", "/proc/none/out.svg"], "--plot"),
+        (&["registry", "--keys", "9999"], "10000 to 16777216"),
+        (&["registry", "--residents", "1"], "0, or 10000"),
+        (&["registry", "--rounds", "0"], "--rounds"),
         (&["stall", "--stall", "0s"], "--stall"),
         (&["stall", "--transport", "shm"], "--transport"),
         (&["stall", "--batch", "65"], "--batch"),
@@ -158,6 +162,41 @@ fn the_store_is_measured_beside_the_mutexed_ranks() {
     }
     let mut baselines = rows.iter().filter(|row| row["contender"] == "mutexed");
     assert!(baselines.all(|row| row["ratio"] == 1.0 || row["median"] == 0.0));
+}
+
+#[test]
+fn the_registry_is_measured_beside_a_plain_loop_over_redis() {
+    let scratch = temporary();
+    let arguments = ["registry", "--quick", "--json"];
+    // A Redis server is found by the path.
+    let path = std::env::vars_os().find(|(name, _)| name == "PATH").unwrap().1;
+    let mut command = command(&arguments);
+    let output = command.env("TMPDIR", scratch.path()).env("PATH", path).output().unwrap();
+    let report = report(&arguments, &output);
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0, "something is left behind");
+    let rows = report["rows"].as_array().unwrap();
+    let forms: Vec<_> = rows.iter().map(|row| row["form"].as_str().unwrap()).collect();
+    if redis_server::is_there() {
+        assert_eq!(forms, ["in_process", "grpc", "redis", "plain_redis"]);
+        assert!(rows.iter().all(|row| number(row, "announce_ratio") > 0.0), "{report}");
+    } else {
+        assert_eq!(
+            (forms.as_slice(), &report["redis"]),
+            (&["in_process", "grpc"][..], &Value::Null)
+        );
+    }
+    for row in rows {
+        for rate in ["announce", "plan", "withdraw", "bytes_per_entry"] {
+            assert!(number(row, rate) > 0.0 && number(row, rate).is_finite(), "{rate}: {row}");
+        }
+    }
+    assert!(number(&report["death"], "sweep_steps") > 0.0, "{report}");
+    for when in ["before", "during"] {
+        let lends = &report["resync"][when];
+        assert!(
+            0.0 < number(lends, "p50_us") && number(lends, "p50_us") <= number(lends, "p99_us")
+        );
+    }
 }
 
 /// The rows of these kinds of read by `--quick`, among others.
@@ -276,6 +315,7 @@ fn an_interrupt_ends_a_bench_with_what_was_measured() {
     for arguments in [
         &["store", "--quick", "--rounds", "999"][..],
         &["read", "--quick", "--transport", "tcp", "--time", "10s", "--what", "bare"],
+        &["registry", "--quick", "--rounds", "999"],
     ] {
         let child = command(arguments)
             .arg("--json")

@@ -2,6 +2,7 @@
 //! GPU has part in this.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use crate::engine_memory::{
     BLOCK, BLOCKS, BYTES, CACHE_LEN, at, blocks, by_blocks, by_layers, loaded, moved_bytes,
 };
 use crate::support::{
-    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, read, until,
+    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
+    read, until,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -52,6 +54,15 @@ impl Gpu {
     }
 }
 
+/// How an engine passes its memory on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// `cuIpcGetMemHandle`.
+    Handle,
+    /// `cuMemExportToShareableHandle`.
+    Descriptor,
+}
+
 /// An engine with its KV cache on a GPU, and an image of it in host memory.
 struct Engine<'c> {
     image: Arc<HostRegistration>,
@@ -62,14 +73,26 @@ struct Engine<'c> {
 }
 
 impl<'c> Engine<'c> {
-    fn new(client: &'c Client, gpu: &'c Gpu, tensors: &[Tensor]) -> Self {
+    fn new(client: &'c Client, gpu: &'c Gpu, (by, tensors): (By, &[Tensor])) -> Self {
         let bound = gpu.context.bind().unwrap();
-        let cache = DeviceMemory::allocate_plain(&bound, BYTES).unwrap();
+        let cache = match by {
+            By::Handle => DeviceMemory::allocate_plain(&bound, BYTES).unwrap(),
+            By::Descriptor => DeviceMemory::allocate(&bound, BYTES).unwrap(),
+        };
         let image = Arc::new(Mapping::anonymous("kvrail-test-image", BYTES).unwrap());
         image.write(0, &vec![0xee; CACHE_LEN]).unwrap();
         let image = HostRegistration::new(&bound, &image).unwrap();
-        let handle = cache.ipc_handle(&bound).unwrap().0;
-        client.import_cuda_ipc(gpu.device, handle, BYTES).unwrap();
+        match by {
+            By::Handle => {
+                let handle = cache.ipc_handle(&bound).unwrap().0;
+                client.import_cuda_ipc(gpu.device, handle, BYTES).unwrap();
+            }
+            By::Descriptor => {
+                // As long as it was allocated, which is more than was asked for where a device rounds up.
+                let fd = cache.export(&bound).unwrap();
+                client.import_cuda_shareable(gpu.device, fd.as_fd(), cache.len()).unwrap();
+            }
+        }
         let layout = Layout::new(tensors.to_vec(), BLOCKS, |_| Some(BYTES)).unwrap();
         let imported = client.import_layout(BLOCKS, tensors).unwrap();
         let engine = Self { image, cache, gpu, layout, imported };
@@ -102,6 +125,15 @@ impl<'c> Engine<'c> {
 
 #[test]
 fn blocks_travel_from_gpu_to_gpu() {
+    travels(By::Handle, By::Handle);
+}
+
+#[test]
+fn blocks_travel_between_memories_that_were_passed_by_descriptor() {
+    travels(By::Descriptor, By::Descriptor);
+}
+
+fn travels(from: By, to: By) {
     let Some(standin) = StandIn::new() else { return };
     let cluster = cluster(&standin);
     let registry = cluster.registry("registry", &[]).unwrap();
@@ -112,8 +144,8 @@ fn blocks_travel_from_gpu_to_gpu() {
     );
     let (at_prefill, at_decode) = (prefill.client().unwrap(), decode.client().unwrap());
     let gpu = Gpu::new(standin.library());
-    let writer = Engine::new(&at_prefill, &gpu, &by_layers());
-    let reader = Engine::new(&at_decode, &gpu, &by_blocks());
+    let writer = Engine::new(&at_prefill, &gpu, (from, &by_layers()));
+    let reader = Engine::new(&at_decode, &gpu, (to, &by_blocks()));
     let blocks = blocks("from GPU to GPU");
     let (from, to) = (at(&blocks, |at| BLOCKS - 1 - at), at(&blocks, |at| (at * 5 + 2) % BLOCKS));
     writer.fill_all(&blocks, &from);
@@ -141,6 +173,42 @@ fn blocks_travel_from_gpu_to_gpu() {
     assert_at_rest("decode", &at_decode);
 }
 
+/// Where a line stands in the driver's log for the first time.
+fn first(log: &[String], line: &str) -> Option<usize> {
+    log.iter().position(|logged| logged == line)
+}
+
+#[test]
+fn blocks_are_saved_behind_the_engines_event() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
+    let client = node.client().unwrap();
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let blocks = blocks("behind an event");
+    let moved = at(&blocks, |at| at);
+    engine.fill_all(&blocks, &moved);
+    let bound = gpu.context.bind().unwrap();
+    let (event, stream) =
+        (Event::for_other_processes(&bound).unwrap(), Stream::new(&bound).unwrap());
+    standin.log();
+    // The work that the event is behind takes its time.
+    standin.control("cuEventRecord late 200");
+    event.record(&bound, &stream).unwrap();
+    standin.control("");
+    let handle = EngineEvent(event.ipc_handle(&bound).unwrap().0);
+    let saved = engine.imported.save_after(Some(handle), &namespace(), &moved, false).unwrap();
+    assert_eq!(saved, vec![PublishOutcome::Stored; blocks.len()]);
+    let log = standin.logged();
+    let engines = first(&log, "ran cuEventRecord").expect("the engine's event");
+    let waited = first(&log, "ran cuStreamWaitEvent").expect("the node waits for it");
+    let copied = first(&log, "ran cuMemcpy2DAsync_v2").expect("copies");
+    assert!(engines < waited && waited < copied, "{log:?}");
+    assert_eq!(read(&client, &blocks, Source::Here), Counts::all_ready(blocks.len()));
+}
+
 #[test]
 fn memory_of_another_gpu_is_refused() {
     let Some(standin) = StandIn::new() else { return };
@@ -159,12 +227,17 @@ fn memory_of_another_gpu_is_refused() {
 /// What a child process is told: the node's door, and the driver.
 const DOOR: &str = "KVRAIL_TEST_GPU_ENGINE_DOOR";
 const LIBRARY: &str = "KVRAIL_TEST_GPU_ENGINE_LIBRARY";
+const BY_DESCRIPTOR: &str = "KVRAIL_TEST_GPU_ENGINE_BY_DESCRIPTOR";
 
 /// Sets of blocks that a child saves over and over.
 const ROUNDS: u32 = 3;
 
-fn engine_process(node: &Process, standin: &StandIn) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+fn engine_process(node: &Process, standin: &StandIn, by: By) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    if by == By::Descriptor {
+        command.env(BY_DESCRIPTOR, "yes");
+    }
+    command
         .args(["--exact", "engine_gpu::an_engine_for_ever"])
         .env(DOOR, node.addresses().unwrap().socket.clone().unwrap())
         .env(LIBRARY, standin.library())
@@ -183,7 +256,11 @@ fn an_engine_for_ever() {
     };
     let client = Client::connect(std::path::Path::new(&door)).unwrap();
     let gpu = Gpu::new(library);
-    let engine = Engine::new(&client, &gpu, &by_layers());
+    let by = match std::env::var_os(BY_DESCRIPTOR) {
+        None => By::Handle,
+        Some(_yes) => By::Descriptor,
+    };
+    let engine = Engine::new(&client, &gpu, (by, &by_layers()));
     for round in (0..ROUNDS).cycle() {
         let blocks = blocks(&format!("round {round}"));
         let moved = at(&blocks, |at| at);
@@ -193,22 +270,111 @@ fn an_engine_for_ever() {
     }
 }
 
+/// Kills an engine while the node copies from or to its memory.
+fn killed_in_the_middle(standin: &StandIn, node: &Process, copy: &str) {
+    let mut engine = engine_process(node, standin, By::Handle);
+    standin.log();
+    until("a copy is under way", || {
+        let log = standin.logged();
+        let count = |line: &str| log.iter().filter(|logged| *logged == line).count();
+        count(&format!("call {copy}")) > count(&format!("ran {copy}"))
+    });
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+}
+
+#[test]
+fn an_engine_that_dies_in_the_middle_of_a_save_or_load_leaves_whole_blocks_only() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
+    let client = node.client().unwrap();
+    // The engine saves and loads in turn, and most of the time is its copies': the first kill is in the
+    // middle of a save, later ones in either.
+    for _ in 0..4 {
+        standin.control("cuMemcpy2DAsync_v2 late 30");
+        killed_in_the_middle(&standin, &node, "cuMemcpy2DAsync_v2");
+        assert_at_rest("node", &client);
+        until("its memory is closed", || {
+            first(&standin.logged(), "call cuIpcCloseMemHandle").is_some()
+        });
+        let log = standin.logged();
+        let closed = first(&log, "call cuIpcCloseMemHandle").unwrap();
+        let after = log.iter().skip(closed);
+        assert!(after.clone().all(|line| line != "ran cuMemcpy2DAsync_v2"), "closed under a copy");
+        standin.control("");
+        for number in 0..ROUNDS {
+            let blocks = blocks(&format!("round {number}"));
+            let counts = read(&client, &blocks, Source::Here);
+            assert_eq!((counts.ready + counts.not_found, counts.failed), (blocks.len(), 0));
+        }
+    }
+}
+
+#[test]
+fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let holder = cluster.node("holder", address, &[]).unwrap();
+    let reader = cluster.node("reader", address, &["--gpu", "0", "--gpu-pool", "4MiB"]).unwrap();
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let mut engine = engine_process(&holder, &standin, By::Handle);
+    let first = blocks("round 0");
+    until("the engine has saved", || {
+        read(&at_holder, &first, Source::Here) == Counts::all_ready(first.len())
+    });
+    assert!(at_holder.flush(PATIENCE).unwrap());
+    // What the reader has read it copies to its GPU before it says so.
+    standin.control("cuMemcpyHtoDAsync_v2 late 20");
+    let from = Source::From(node_id(&at_holder));
+    let counts = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&at_reader, &first, from));
+        until("the holder lends", || is_lending(&at_holder));
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+        reading.join().unwrap()
+    });
+    assert_eq!(counts, Counts::all_ready(first.len()));
+    assert_at_rest("holder", &at_holder);
+    assert_at_rest("reader", &at_reader);
+}
+
+/// Mappings of device memory in a node, which has none of its own here.
+fn device_memory(node: &Process) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", node.id())).unwrap();
+    maps.lines().filter(|line| line.contains("/memfd:device-memory")).count()
+}
+
 #[test]
 fn nothing_of_a_killed_engine_stays_and_what_it_saved_is_whole() {
+    killed(By::Handle);
+}
+
+#[test]
+fn nothing_stays_of_a_killed_engine_whose_memory_was_passed_by_descriptor() {
+    killed(By::Descriptor);
+}
+
+fn killed(by: By) {
     let Some(standin) = StandIn::new() else { return };
     let cluster = cluster(&standin);
     let registry = cluster.registry("registry", &[]).unwrap();
     let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
     let client = node.client().unwrap();
     for round in 0..ROUNDS {
-        let mut engine = engine_process(&node, &standin);
+        let mut engine = engine_process(&node, &standin, by);
         let first = blocks(&format!("round {round}"));
         until("the engine has saved", || {
             read(&client, &first, Source::Here) == Counts::all_ready(first.len())
         });
+        until("the engine's memory is open in the node", || device_memory(&node) > 0);
         engine.kill().unwrap();
         engine.wait().unwrap();
         assert_at_rest("node", &client);
+        until("the engine's memory is let go", || device_memory(&node) == 0);
         for number in 0..ROUNDS {
             let blocks = blocks(&format!("round {number}"));
             let counts = read(&client, &blocks, Source::Here);
@@ -217,7 +383,7 @@ fn nothing_of_a_killed_engine_stays_and_what_it_saved_is_whole() {
     }
     // The next engine finds everything as the first one did.
     let gpu = Gpu::new(standin.library());
-    let engine = Engine::new(&client, &gpu, &by_blocks());
+    let engine = Engine::new(&client, &gpu, (by, &by_blocks()));
     let blocks = blocks("round 0");
     let moved = at(&blocks, |at| at);
     let outcomes = engine.imported.load(&namespace(), &moved, Source::Here).unwrap();

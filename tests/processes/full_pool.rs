@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use kvrail::cli::cluster::Process;
 use kvrail::client::{Acquired, Client, ClientError, Held};
+use kvrail::event::BusyReason;
 use kvrail::protocol::door::{Request, Source};
 use kvrail::runtime::deadline::Deadline;
 
@@ -21,7 +22,8 @@ fn fill_and_hold<'a>(client: &'a Client, size: usize) -> (Vec<Held<'a>>, Blocks)
     for (at, (hash, bytes)) in blocks.hashes.iter().zip(&blocks.bytes).enumerate() {
         let mut memory = match client.reserve(&[u32::try_from(size).unwrap()]) {
             Ok(memory) => memory,
-            Err(ClientError::Busy { .. }) => {
+            Err(ClientError::Busy { reason, .. }) => {
+                assert_eq!(reason, BusyReason::Memory);
                 let Blocks { mut hashes, mut bytes } = blocks;
                 hashes.truncate(at);
                 bytes.truncate(at);
@@ -71,7 +73,7 @@ fn whoever_wants_memory_is_told_to_wait_and_gets_it_when_there_is_some() {
     let mut refused = 0;
     while asking.remaining().is_some() {
         match wants.reserve(&[64 << 10]) {
-            Err(ClientError::Busy { pause }) => {
+            Err(ClientError::Busy { pause, .. }) => {
                 assert!(!pause.is_zero());
                 refused += 1;
                 let _left = asking.pause(pause);

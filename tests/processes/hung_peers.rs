@@ -130,6 +130,35 @@ fn within_one_call_a_silent_owner_is_replaced() {
     assert_at_rest("the reader", &at_reader);
 }
 
+/// Its silence is enough, whatever the deadlines of answers and transfers are: nobody has to wait for a
+/// second one. Nothing is lost by that where it goes on.
+#[test]
+fn one_read_that_is_not_answered_is_enough_to_leave_its_holder_alone() {
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let holder = cluster.node("holder", address, &["--transport", "tcp", "--no-shm"]).unwrap();
+    let reader = cluster.node("reader", address, &["--transport", "tcp", "--no-shm"]).unwrap();
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let (first, second) = (Blocks::small("before it hangs"), Blocks::small("while it hangs"));
+    save(&at_holder, &first);
+    save(&at_holder, &second);
+    let from = Source::From(node_id(&at_holder));
+    assert_eq!(read(&at_reader, &first, from), Counts::all_ready(first.len()));
+    holder.signal(Signal::STOP);
+    assert_eq!(read(&at_reader, &second, from), Counts::all_failed(second.len()));
+    let health = at_reader.stat().unwrap().health;
+    let silent = |of: &kvrail::protocol::door::stat::HealthStat| {
+        of.state != "closed" && of.reason == "no answer in time"
+    };
+    assert!(health.iter().any(silent), "{health:?}");
+    assert_at_rest("the reader", &at_reader);
+    holder.signal(Signal::CONT);
+    until("the holder is used again", || read(&at_reader, &second, from).ready == second.len());
+    assert_at_rest("the holder", &at_holder);
+    assert_at_rest("the reader", &at_reader);
+}
+
 /// Two owners, one of which dies in some read: no read lacks a block.
 fn no_read_fails_where_an_owner_dies_at(point: &str) {
     let mut trio = Trio::start(Some(&format!("kill:{point}:2")));

@@ -22,8 +22,11 @@ mod cuda_standin;
 
 mod authentication;
 mod bench;
+#[cfg(feature = "gpu")]
+mod bench_gpu;
 mod commands;
 mod demo;
+mod demo_gpu;
 mod disaggregated;
 mod drain;
 #[cfg(feature = "gpu")]
@@ -31,6 +34,7 @@ mod engine_gpu;
 mod engine_memory;
 mod fabric_attack;
 mod full_pool;
+mod gpu_memory;
 mod healing;
 mod holder_dies;
 mod hostile;

@@ -57,7 +57,7 @@ impl Scene {
                         assert!(bytes == *want, "other bytes than were saved");
                         self.fetched += usize::from(held.origin() == BlockOrigin::Fetched);
                     }
-                    Acquired::Busy => busy += 1,
+                    Acquired::Busy(_) => busy += 1,
                     other => panic!("{other:?}"),
                 }
             }

@@ -129,7 +129,9 @@ pub(crate) fn save_unannounced(client: &Client, blocks: &Blocks) {
         let mut memory = loop {
             match client.reserve(&[size]) {
                 Ok(mut memory) => break memory.pop().unwrap(),
-                Err(ClientError::Busy { pause }) => assert!(deadline.pause(pause), "busy for ever"),
+                Err(ClientError::Busy { pause, .. }) => {
+                    assert!(deadline.pause(pause), "busy for ever")
+                }
                 Err(error) => panic!("{error}"),
             }
         };
@@ -160,7 +162,7 @@ pub(crate) fn try_read(
                 counts.ready += 1;
             }
             Acquired::NotFound => counts.not_found += 1,
-            Acquired::Busy => counts.busy += 1,
+            Acquired::Busy(_) => counts.busy += 1,
             Acquired::Failed => counts.failed += 1,
         }
     }

@@ -39,6 +39,8 @@ use std::panic::{catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+#[cfg(test)]
+use cluster::node_id;
 use seen::{Seen, setting};
 use world::World;
 

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::cluster::node_id;
-use crate::krate::registry::announcing::{Answer, Call};
-use crate::krate::registry::{
+use super::krate::registry::announcing::{Answer, Call};
+use super::krate::registry::{
     Batch, Directory, DirectoryOptions, InProcess, Missing, NodeIdentity, OwnerRegistry, Plan,
     PlanQuery, RegistryEpoch, RegistryError, RegistryFuture, Stamp,
 };
-use crate::krate::route::Question;
-use crate::krate::sim::Random;
-use crate::krate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
-use crate::seen::Seen;
+use super::krate::route::Question;
+use super::krate::sim::Random;
+use super::krate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
+use super::node_id;
+use super::seen::Seen;
 
 /// After so long a sender gives a call up.
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -70,6 +70,8 @@ pub(crate) struct Registry {
     directory: Arc<Directory>,
     epoch: u64,
     underway: Vec<Underway>,
+    /// One call of so many is late by more than its sender's patience.
+    pub(crate) late_one_in: u64,
     /// Whether calls are lost, late and repeated.
     pub(crate) faults: bool,
     pub(crate) is_down: bool,
@@ -99,6 +101,7 @@ impl Registry {
             directory: directory(1),
             epoch: 1,
             underway: Vec::new(),
+            late_one_in: 16,
             faults: true,
             is_down: false,
             cut: BTreeSet::new(),
@@ -118,7 +121,7 @@ impl Registry {
     }
 
     fn delay(&mut self, seen: &mut Seen) -> Duration {
-        let is_late = self.faults && self.one_in(16);
+        let is_late = self.faults && self.one_in(self.late_one_in);
         seen.count("late call", u64::from(is_late));
         let most = if is_late { 600_000 } else { 9_000 };
         Duration::from_micros(self.random.below(most))

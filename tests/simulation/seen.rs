@@ -93,7 +93,7 @@ pub(crate) fn count(fetched: &Fetched, seen: &mut Seen) {
             FetchOutcome::Ready { fetched: true, .. } => "fetched",
             FetchOutcome::Ready { fetched: false, .. } => "already resident",
             FetchOutcome::NotFound => "not found",
-            FetchOutcome::Busy => "busy",
+            FetchOutcome::Busy(_) => "busy",
             FetchOutcome::Failed(Scope::Local) => "failed locally",
             FetchOutcome::Failed(Scope::Path) => "failed by the path",
             FetchOutcome::Failed(Scope::Peer) => "failed by the peer",

@@ -1,10 +1,13 @@
-//! Where a bench ran.
+//! Where a bench ran, and the memory of its processes.
 
 use std::fmt;
+use std::fs;
 
 use serde::Serialize;
 
+use crate::cli::CliError;
 use crate::sys::kernel;
+use crate::sys::memory::page_bytes;
 use crate::sys::root::HostRoot;
 
 /// The machine, as far as its figures depend on it.
@@ -39,5 +42,31 @@ impl fmt::Display for Machine {
         let Self { cpu, cores, kernel, optimised } = self;
         write!(f, "kvrail {} on {cores} × {cpu}, Linux {kernel}", env!("CARGO_PKG_VERSION"))?;
         if *optimised { Ok(()) } else { f.write_str("; a debug build, whose figures mean nothing") }
+    }
+}
+
+/// Physical memory that a process has, bytes.
+pub(super) fn resident_bytes(process: u32) -> Result<u64, CliError> {
+    let path = format!("/proc/{process}/statm");
+    let text =
+        fs::read_to_string(&path).map_err(|error| CliError::failed(format!("{path}: {error}")))?;
+    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    let unread = || CliError::failed(format!("{path} does not say how much is resident"));
+    Ok(pages.ok_or_else(unread)? * page_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_written_is_resident() {
+        const BYTES: usize = 32 << 20;
+        let before = resident_bytes(std::process::id()).unwrap();
+        let written = std::hint::black_box(vec![1_u8; BYTES]);
+        let after = resident_bytes(std::process::id()).unwrap();
+        assert_eq!(written.len(), BYTES);
+        assert!(after >= before + BYTES as u64 / 2, "{before} {after}");
+        assert!(resident_bytes(u32::MAX).is_err());
     }
 }

@@ -3,10 +3,13 @@
 
 mod cpu;
 pub mod fault;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod latency;
 mod machine;
 mod pair;
 pub mod read;
+pub mod registry;
 pub mod stall;
 pub mod store;
 
@@ -38,10 +41,15 @@ enum What {
     Store(store::StoreArgs),
     /// Measure what it takes to read a peer's blocks.
     Read(read::ReadArgs),
+    /// Measure what the owner registry costs whoever serves it, beside a plain loop over Redis.
+    Registry(registry::RegistryArgs),
     /// Stop one thread of a holder after the other, and measure what its readers notice.
     Stall(stall::StallArgs),
     /// Kill a holder, hang it, cut the link to it, and measure how long its readers are without it.
     Fault(fault::FaultArgs),
+    /// Check a GPU's driver, and measure how fast blocks go between the GPU and the host.
+    #[cfg(feature = "gpu")]
+    Gpu(gpu::GpuArgs),
     /// Be the end that bench read reads from, on another host.
     Hold(read::HoldArgs),
 }
@@ -50,8 +58,11 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
     match &args.what {
         What::Store(args) => store::run(args),
         What::Read(args) => read::run(args),
+        What::Registry(args) => registry::run(args),
         What::Stall(args) => stall::run(args),
         What::Fault(args) => fault::run(args),
+        #[cfg(feature = "gpu")]
+        What::Gpu(args) => gpu::run(args),
         What::Hold(args) => read::hold(args),
     }
 }

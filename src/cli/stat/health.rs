@@ -3,6 +3,7 @@
 use super::human;
 use crate::cli::table::table;
 use crate::protocol::door::stat::HealthStat;
+use crate::types::Path;
 
 /// One line for each peer, path and NIC that something is known of.
 pub(super) fn text(health: &[HealthStat]) -> String {
@@ -27,6 +28,7 @@ pub(super) fn text(health: &[HealthStat]) -> String {
             one.scope.clone(),
             one.peer.clone(),
             match one.scope.as_str() {
+                "path" if one.local_nic == Path::MESSAGES.local.0 => "messages".to_owned(),
                 "path" => format!("{} to {}", one.local_nic, one.peer_nic),
                 "local" => one.local_nic.to_string(),
                 _ => String::new(),
@@ -61,9 +63,12 @@ mod tests {
             ..HealthStat::default()
         };
         let path = HealthStat { scope: "path".to_owned(), peer_nic: 1, ..peer.clone() };
-        let text = text(&[peer, path]);
+        let of_messages =
+            HealthStat { local_nic: Path::MESSAGES.local.0, peer_nic: 255, ..path.clone() };
+        let text = text(&[peer, path, of_messages]);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[3].contains("messages"), "{text}");
         for part in ["open", "6 of 7", "250 ms", "1.0 GiB/s", "1.0 MiB", "no answer in time"] {
             assert!(lines[1].contains(part), "{part}: {text}");
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::{Fetcher, Wanted};
-use crate::event::Event;
+use crate::event::{BusyReason, Event};
 use crate::peer::FetchOutcome;
 use crate::protocol::door::Source;
 use crate::store::PinError;
@@ -161,7 +161,7 @@ impl Fetcher {
         match self.parts.store.pin(key) {
             Ok(found) => Some(FetchOutcome::Ready { found, fetched: true }),
             Err(PinError::NotFound) => None,
-            Err(PinError::TooManyPins) => Some(FetchOutcome::Busy),
+            Err(PinError::TooManyPins) => Some(FetchOutcome::Busy(BusyReason::Pins)),
         }
     }
 }

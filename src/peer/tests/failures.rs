@@ -6,6 +6,7 @@ use super::cluster::{Cluster, Shape, bytes_of, endpoint, is_failed, is_ready, no
 use super::stranger::Stranger;
 use crate::event::{Discard, Event};
 use crate::fabric::{Capabilities, ConnectionId, RemoteSpan};
+use crate::health::BreakerState;
 use crate::lease::LeaseConfigError;
 use crate::memory::checksum_bytes;
 use crate::peer::{FetchOutcome, LocalNode, Peers};
@@ -16,6 +17,12 @@ use crate::types::{EvictionRank, Generation, LeaseId, Load, NodeEpoch, RequestId
 
 const A: usize = 0;
 const B: usize = 1;
+
+/// Whether B leaves nobody alone.
+fn all_in_use(cluster: &Cluster) -> bool {
+    let health = cluster.node(B).peers.health(cluster.now());
+    health.into_iter().all(|entry| entry.state == BreakerState::Closed)
+}
 
 fn completing(cluster: &Cluster) -> bool {
     // All READs are over and the lease is not: the completion is on its way.
@@ -153,7 +160,7 @@ fn a_grant_that_comes_after_the_requesters_own_deadline_is_given_back_unread() {
     let (mut cluster, mut holder) = stranger_holds();
     let id = cluster.begin_fetch(B, A, &[1]);
     let on = holder.welcome(&mut cluster);
-    cluster.run_for(Duration::from_millis(950));
+    holder.live_for(&mut cluster, on, Duration::from_millis(950));
     // It counts from before the lend was sent: of one second, less a margin, nothing is left.
     grant(&mut cluster, &mut holder, on, Duration::from_secs(1), 1);
     let said = holder.hear_a(
@@ -319,7 +326,7 @@ fn a_holder_that_stands_still_costs_its_readers_a_deadline_and_no_more() {
     assert!(!is_ready(&fetched.outcomes[0]), "{fetched:?}");
     assert!(cluster.now().since(began) < still);
     // It goes on where it stopped, and what it promises now is not held against anybody.
-    cluster.run_for(still);
+    cluster.run_until(Duration::from_secs(30), all_in_use);
     assert!(is_ready(&cluster.fetch(B, A, &[1])[0]));
     assert_eq!((cluster.node(A).leases(), cluster.node(A).rank(1)), (0, 2));
 }
@@ -376,6 +383,7 @@ fn a_margin_that_leaves_no_time_to_read_is_refused() {
             segments: 1,
             read_bytes: 1,
             windows: 0,
+            opening: Duration::ZERO,
         };
         let local = LocalNode {
             node: node_id(0),

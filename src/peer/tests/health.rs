@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::cluster::{Cluster, Shape, endpoint, is_ready, node_id};
 use super::stranger::Stranger;
-use crate::event::{Event, LendRefusal};
+use crate::event::{BusyReason, Event, LendRefusal};
 use crate::health::{BreakerConfig, BreakerState};
 use crate::limits::PROBE_BYTES;
 use crate::peer::{FetchOutcome, Fetched, Pressure};
@@ -134,10 +134,13 @@ fn a_peer_that_leaves_says_so_and_is_asked_again_when_it_is_back() {
     fetch(&mut cluster, &[1]);
     cluster.node_mut(A).peers.drain();
     let fetched = fetch(&mut cluster, &[1]);
-    assert_eq!(fetched.outcomes, [FetchOutcome::Busy]);
+    assert_eq!(fetched.outcomes, [FetchOutcome::Busy(BusyReason::Owner(LendRefusal::Draining))]);
     assert_eq!(fetched.suspended.unwrap().scope, Scope::Request);
     let began = cluster.now();
-    assert_eq!(fetch(&mut cluster, &[1]).outcomes, [FetchOutcome::Busy]);
+    assert_eq!(
+        fetch(&mut cluster, &[1]).outcomes,
+        [FetchOutcome::Busy(BusyReason::Owner(LendRefusal::Draining))]
+    );
     assert_eq!(cluster.now(), began, "it is not even asked");
     cluster.node_mut(A).peers.shut_down();
     cluster.run_for(MS * 10);
@@ -182,7 +185,7 @@ fn above_its_mark_a_holder_lends_no_more_and_says_why() {
     assert_eq!(loans[2], Loan::Busy(LendRefusal::Pressure));
     assert_eq!(loans[3], Loan::NotFound);
     let fetched = fetch(&mut cluster, &[3]);
-    assert_eq!(fetched.outcomes, [FetchOutcome::Busy]);
+    assert_eq!(fetched.outcomes, [FetchOutcome::Busy(BusyReason::Owner(LendRefusal::Pressure))]);
     assert!(fetched.load.pause_ms > 0 && fetched.load.outstanding_bytes > 0);
     assert_eq!(cluster.node(A).pins(3), 0);
     stranger.complete(

@@ -13,6 +13,8 @@ mod handshake;
 mod health;
 mod leases;
 mod reads;
+mod silence;
+mod staged;
 mod stalls;
 mod stranger;
 mod strided;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::cluster::{Cluster, Shape, is_failed, is_ready, key_of};
-use crate::event::Event;
+use crate::event::{BusyReason, Event, LendRefusal};
 use crate::peer::FetchOutcome;
 use crate::types::Scope;
 
@@ -117,7 +117,7 @@ fn each_position_of_a_partial_answer_keeps_its_own_outcome() {
     assert!(is_ready(&outcomes[1]));
     assert_eq!(outcomes[2], FetchOutcome::NotFound);
     assert!(is_ready(&outcomes[3]));
-    assert_eq!(outcomes[4], FetchOutcome::Busy);
+    assert_eq!(outcomes[4], FetchOutcome::Busy(BusyReason::Owner(LendRefusal::Quota)));
     assert_eq!((ranks(&cluster, 1), ranks(&cluster, 3)), (vec![2, 1], vec![2, 1]));
     assert_eq!((ranks(&cluster, 5), cluster.node(A).pins(5)), (vec![1, 0], 0));
 }
@@ -134,13 +134,14 @@ fn a_block_without_room_here_is_busy_and_given_back() {
     cluster.save(A, &small[15..]);
     let outcomes = cluster.fetch(B, A, &small[15..]);
     assert!(is_ready(&outcomes[0]));
-    assert_eq!(outcomes[1], FetchOutcome::Busy);
+    assert_eq!(outcomes[1], FetchOutcome::Busy(BusyReason::Memory));
     assert_eq!(cluster.node(A).leases(), 0);
     assert_eq!((ranks(&cluster, small[15]), ranks(&cluster, small[16])), (vec![2, 1], vec![1, 0]));
 
     // Without room for any, the lease comes back unread.
     cluster.node(B).landing.store.pin(&key_of(small[15])).unwrap();
-    assert_eq!(cluster.fetch(B, A, &small[16..]), [FetchOutcome::Busy]);
+    let here = FetchOutcome::Busy(BusyReason::Memory);
+    assert_eq!(cluster.fetch(B, A, &small[16..]), [here]);
     cluster.run_for(Duration::from_millis(50));
     assert_eq!((cluster.node(A).leases(), cluster.node(A).pins(small[16])), (0, 0));
 }

@@ -14,7 +14,7 @@ use crate::protocol::{
     HashEntry, Introduction, LoanEntry, Message, Outcomes, RegionEntry, Role, SecretKey, decode,
 };
 use crate::sim::SimFabric;
-use crate::types::{LeaseId, NodeEpoch, NodeId, PoolId, RequestId, RequesterId};
+use crate::types::{LeaseId, Load, NodeEpoch, NodeId, PoolId, RequestId, RequesterId};
 
 pub(super) struct Stranger {
     pub(super) fabric: SimFabric,
@@ -146,6 +146,26 @@ impl Stranger {
             if which(&said.message()) {
                 return said;
             }
+        }
+    }
+
+    /// Answers pings for so long, and leaves all else unanswered.
+    pub(super) fn live_for(&mut self, cluster: &mut Cluster, on: ConnectionId, span: Duration) {
+        let end = cluster.now() + span;
+        while cluster.now() < end {
+            self.poll();
+            let mut tokens = Vec::new();
+            self.inbox.retain(|(_, bytes)| match decode(bytes) {
+                Ok(Message::Ping { token }) => {
+                    tokens.push(token);
+                    false
+                }
+                _ => true,
+            });
+            for token in tokens {
+                self.say(on, &Message::Pong { token, load: Load::default() });
+            }
+            cluster.run_for(Duration::from_millis(1).min(end.since(cluster.now())));
         }
     }
 

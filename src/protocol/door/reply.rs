@@ -3,9 +3,11 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::wire::{
-    ExtentWire, HashWire, HoldWire, NameWire, Reader, U16, U32, U64, Writer, flag, rank,
+    ExtentWire, HashWire, HoldWire, NameWire, Reader, U16, U32, U64, Writer, busy_code,
+    busy_reason, flag, rank,
 };
 use super::{DecodeError, EngineReply, Header, SENTENCE_BYTES_MAX, TooMany};
+use crate::event::BusyReason;
 use crate::limits;
 use crate::types::{
     BlockHash, EvictionRank, Extent, Namespace, NamespaceId, PoolId, ResidentCause, ResidentId,
@@ -63,8 +65,8 @@ pub enum AcquireOutcome {
     Ready(HeldBlock),
     /// Nobody who was asked holds it.
     NotFound,
-    /// There is no memory for it, or its owner is under pressure: ask again after a pause.
-    Busy,
+    /// Not now: ask again after a pause.
+    Busy(BusyReason),
     /// It could not be read from any of its owners.
     Failed,
 }
@@ -119,6 +121,8 @@ pub enum Reply {
     Busy {
         /// When to ask again, milliseconds.
         pause_ms: u32,
+        /// Why.
+        reason: BusyReason,
     },
     /// To any request: never, as it stands.
     Refused {
@@ -192,9 +196,17 @@ type OutcomeWire = u8;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
+struct BusyWire {
+    pause_ms: U32,
+    reason: u8,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
 struct AcquiredWire {
     status: u8,
-    origin: u8,
+    /// Where it came from, or why it has to wait.
+    detail: u8,
     rank: u8,
     extent: ExtentWire,
     checksum: U64,
@@ -263,7 +275,9 @@ impl Reply {
                 bytes: U64::new(pool.bytes),
             })?,
             Self::Reserved { extents } => writer.list(extents, most, ExtentWire::new)?,
-            Self::Busy { pause_ms } => writer.head(&U32::new(*pause_ms)),
+            Self::Busy { pause_ms, reason } => {
+                writer.head(&BusyWire { pause_ms: U32::new(*pause_ms), reason: busy_code(*reason) })
+            }
             Self::Refused { sentence } => writer.bytes(sentence.as_bytes(), SENTENCE_BYTES_MAX)?,
             Self::Published { outcomes } => writer.list(outcomes, most, publish_wire)?,
             Self::Acquired { outcomes } => writer.list(outcomes, most, acquired_wire)?,
@@ -302,9 +316,9 @@ impl Reply {
             },
             kind::RESERVED => Self::Reserved { extents: reader.list_of(most, ExtentWire::get)? },
             kind::BUSY => {
-                let pause_ms = reader.head::<U32>()?.get();
+                let wire = reader.head::<BusyWire>()?;
                 reader.end()?;
-                Self::Busy { pause_ms }
+                Self::Busy { pause_ms: wire.pause_ms.get(), reason: busy_reason(wire.reason)? }
             }
             kind::REFUSED if body.len() <= SENTENCE_BYTES_MAX => {
                 Self::Refused { sentence: reader.text()?.to_owned() }
@@ -360,14 +374,14 @@ fn acquired_wire(outcome: &AcquireOutcome) -> AcquiredWire {
     let mut wire = AcquiredWire::zeroed();
     match outcome {
         AcquireOutcome::Ready(held) => {
-            wire.origin = u8::from(held.origin == BlockOrigin::Fetched);
+            wire.detail = u8::from(held.origin == BlockOrigin::Fetched);
             wire.rank = held.rank.get();
             wire.extent = ExtentWire::new(&held.extent);
             wire.checksum = U64::new(held.checksum);
             wire.hold = HoldWire::new(held.hold);
         }
         AcquireOutcome::NotFound => wire.status = 1,
-        AcquireOutcome::Busy => wire.status = 2,
+        AcquireOutcome::Busy(reason) => (wire.status, wire.detail) = (2, busy_code(*reason)),
         AcquireOutcome::Failed => wire.status = 3,
     }
     wire
@@ -376,7 +390,7 @@ fn acquired_wire(outcome: &AcquireOutcome) -> AcquiredWire {
 fn acquire_outcome(wire: &AcquiredWire) -> Result<AcquireOutcome, DecodeError> {
     let outcome = match wire.status {
         0 => AcquireOutcome::Ready(HeldBlock {
-            origin: if flag(wire.origin, "origin")? {
+            origin: if flag(wire.detail, "origin")? {
                 BlockOrigin::Fetched
             } else {
                 BlockOrigin::Local
@@ -387,11 +401,11 @@ fn acquire_outcome(wire: &AcquiredWire) -> Result<AcquireOutcome, DecodeError> {
             hold: wire.hold.get(),
         }),
         1 => AcquireOutcome::NotFound,
-        2 => AcquireOutcome::Busy,
+        2 => AcquireOutcome::Busy(busy_reason(wire.detail)?),
         3 => AcquireOutcome::Failed,
         _ => return Err(DecodeError::Field { field: "status" }),
     };
-    // A block that is not ready has nothing but a status.
+    // A block that is not ready has nothing but a status and its reason.
     let canonical = acquired_wire(&outcome);
     if bytemuck::bytes_of(&canonical) == bytemuck::bytes_of(wire) {
         Ok(outcome)

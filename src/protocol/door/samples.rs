@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::event::{BusyReason, LendRefusal};
 use crate::layout::{AllocationId, BlockId, KvSplit, Tensor};
 use crate::types::{
     BlockHash, EvictionRank, Extent, Generation, Namespace, NamespaceId, NodeId, PoolId,
@@ -138,7 +139,7 @@ fn engine_replies() -> Vec<(&'static str, Reply)> {
         loaded(BlockOrigin::Local),
         loaded(BlockOrigin::Fetched),
         LoadOutcome::NotFound,
-        LoadOutcome::Busy,
+        LoadOutcome::Busy(BusyReason::Owner(LendRefusal::Quota)),
         LoadOutcome::Failed,
     ];
     let (reason, sentence) = (ImportRefusal::Layout, "no".to_owned());
@@ -158,7 +159,7 @@ pub(super) fn replies() -> Vec<(&'static str, Reply)> {
     vec![
         ("welcome", Reply::Welcome { pools: vec![PoolSize { id: PoolId(2), bytes: 30 << 30 }] }),
         ("reserved", Reply::Reserved { extents: vec![EXTENT] }),
-        ("busy", Reply::Busy { pause_ms: 20 }),
+        ("busy", Reply::Busy { pause_ms: 20, reason: BusyReason::Waits }),
         ("refused", Reply::Refused { sentence: "no".to_owned() }),
         ("published", Reply::Published { outcomes: outcomes().to_vec() }),
         (
@@ -167,7 +168,7 @@ pub(super) fn replies() -> Vec<(&'static str, Reply)> {
                 outcomes: vec![
                     AcquireOutcome::Ready(held()),
                     AcquireOutcome::NotFound,
-                    AcquireOutcome::Busy,
+                    AcquireOutcome::Busy(BusyReason::Memory),
                     AcquireOutcome::Failed,
                 ],
             },

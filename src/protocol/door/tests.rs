@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::samples::{HOLD, frames, golden, outcomes, replies, reports, requests};
+use super::wire::busy_code;
 use super::*;
+use crate::event::BusyReason;
 use crate::types::{BlockHash, EvictionRank, Extent, Namespace, NamespaceId, NodeId, PoolId};
 
 /// Sixteen bytes to a line.
@@ -284,6 +286,38 @@ proptest! {
     fn any_header_is_decoded_without_a_panic(bytes in any::<[u8; HEADER_BYTES]>()) {
         if let Ok(header) = Header::decode(bytes) {
             prop_assert_eq!(header.encode(), bytes);
+        }
+    }
+}
+
+#[test]
+fn each_reason_to_wait_has_a_byte_of_its_own_wherever_it_stands() {
+    let reply = |reason| {
+        [
+            Reply::Busy { pause_ms: 7, reason },
+            Reply::Acquired { outcomes: vec![AcquireOutcome::Busy(reason)] },
+            Reply::Engine(EngineReply::Loaded { outcomes: vec![LoadOutcome::Busy(reason)] }),
+        ]
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for reason in BusyReason::ALL {
+        assert!(seen.insert(busy_code(reason)) && !reason.as_str().is_empty());
+        for reply in reply(reason) {
+            let mut frame = Vec::new();
+            reply.encode(1, &mut frame).unwrap();
+            let (header, body) = split(&frame);
+            assert_eq!(Reply::decode(header, body), Ok(reply));
+        }
+    }
+    for byte in (0..=u8::MAX).filter(|byte| !seen.contains(byte)) {
+        for reply in reply(BusyReason::Memory) {
+            let mut frame = Vec::new();
+            reply.encode(1, &mut frame).unwrap();
+            let known = busy_code(BusyReason::Memory);
+            let at = frame.iter().rposition(|at| *at == known).unwrap();
+            frame[at] = byte;
+            let (header, body) = split(&frame);
+            assert_eq!(Reply::decode(header, body), Err(DecodeError::Field { field: "reason" }));
         }
     }
 }

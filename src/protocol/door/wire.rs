@@ -4,6 +4,7 @@
 use bytemuck::{AnyBitPattern, NoUninit, Pod, Zeroable};
 
 use super::{DecodeError, HEADER_BYTES, Header, TooMany};
+use crate::event::{BusyReason, LendRefusal};
 use crate::limits;
 use crate::types::{BlockHash, EvictionRank, Extent, Generation, Namespace, PoolId, ResidentId};
 
@@ -276,4 +277,26 @@ impl<'a> Writer<'a> {
             }
         }
     }
+}
+
+/// The byte that stands for a reason.
+pub(super) const fn busy_code(reason: BusyReason) -> u8 {
+    match reason {
+        BusyReason::Memory => 1,
+        BusyReason::Pins => 2,
+        BusyReason::Waits => 3,
+        BusyReason::Owner(LendRefusal::Quota) => 0x10,
+        BusyReason::Owner(LendRefusal::Pins) => 0x11,
+        BusyReason::Owner(LendRefusal::Windows) => 0x12,
+        BusyReason::Owner(LendRefusal::Draining) => 0x13,
+        BusyReason::Owner(LendRefusal::Pressure) => 0x14,
+        BusyReason::Owner(LendRefusal::Leases) => 0x15,
+        BusyReason::Owner(LendRefusal::Staging) => 0x16,
+    }
+}
+
+/// The reason that a byte stands for.
+pub(super) fn busy_reason(code: u8) -> Result<BusyReason, DecodeError> {
+    let known = BusyReason::ALL.into_iter().find(|reason| busy_code(*reason) == code);
+    known.ok_or(DecodeError::Field { field: "reason" })
 }

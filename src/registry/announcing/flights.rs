@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use super::pending::{Change, Pending};
+use crate::registry::fault::{self, Fault};
 
 #[derive(Debug)]
 struct Flight {
@@ -93,7 +94,8 @@ impl Flights {
 }
 
 fn settle(flight: Flight, registration: u64, pending: &mut Pending) {
-    if flight.answered == Some(true) && flight.registration == registration {
+    let is_told = flight.answered == Some(true) && flight.registration == registration;
+    if is_told || fault::is(Fault::UnansweredTold) {
         pending.told(flight.sequence, &flight.batch);
     } else {
         pending.untold(flight.sequence, &flight.batch);

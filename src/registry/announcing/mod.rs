@@ -16,8 +16,6 @@ mod flights;
 mod partitions;
 mod pending;
 mod resync;
-#[cfg(test)]
-mod tests;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -31,6 +29,7 @@ use super::{
     Stamp,
 };
 use crate::limits;
+use crate::registry::fault::{self, Fault};
 use crate::registry::{Fingerprint, NodeIdentity};
 use crate::types::{BlockKey, NodeEpoch, NodeId, Timestamp};
 use drift::Drift;
@@ -210,7 +209,7 @@ impl Announcing {
         let dirty = self.pending.is_dirty();
         if now >= self.beat_at || (self.connected && dirty) {
             // With batches under way the digests would be of no one moment.
-            if self.flights.is_empty() {
+            if self.flights.is_empty() || fault::is(Fault::DigestsAmidBatches) {
                 return Some(self.beat(news, residents, dirty));
             }
             let late = self.connected && !dirty && now >= self.beat_at + self.grace();
@@ -297,10 +296,14 @@ impl Announcing {
             // the other.
             self.pending.begin_resync();
             self.drift.reset();
-            self.resync.all(now);
+            if !fault::is(Fault::NotAnnouncedAgain) {
+                self.resync.all(now);
+            }
             return;
         }
-        if let Some(repair) = self.drift.compared(&told, &beat.drifted) {
+        if let Some(repair) = self.drift.compared(&told, &beat.drifted)
+            && !fault::is(Fault::DriftLeft)
+        {
             self.resync.some(repair, now);
         }
         if !self.resync.is_running() && self.pending.is_empty() {
@@ -387,7 +390,9 @@ impl Announcing {
             self.handle_news(news);
             let busy = self.pending.partitions(limits::REGISTRY_BATCH_MAX);
             match busy {
-                Some(busy) => digests.retain(|told| !busy.contains(told.partition)),
+                Some(busy) => digests.retain(|told| {
+                    !busy.contains(told.partition) || fault::is(Fault::DigestsAmidBatches)
+                }),
                 None => digests.clear(),
             }
         }

@@ -17,6 +17,7 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as MapEntry;
 
 use crate::registry::Fingerprint;
+use crate::registry::fault::{self, Fault};
 use crate::types::BlockKey;
 
 use super::partitions::PartitionSet;
@@ -111,7 +112,7 @@ impl Pending {
         self.issued -= 1;
         self.floor = Some(self.answered());
         self.issued += 1;
-        self.dirty = true;
+        self.dirty = !fault::is(Fault::OverflowUnmarked);
         self.entries = HashMap::default();
         self.order = VecDeque::new();
     }
@@ -128,7 +129,7 @@ impl Pending {
             let Some(entry) = self.entries.get_mut(&key) else {
                 continue;
             };
-            if entry.flying.is_some() {
+            if entry.flying.is_some() && !fault::is(Fault::KeyInTwoBatches) {
                 behind.push(key);
                 continue;
             }
@@ -148,6 +149,9 @@ impl Pending {
         let ticket = self.issued;
         let mut batch = Vec::with_capacity(listed.len());
         for key in listed {
+            if fault::is(Fault::ListingKnowsBetter) {
+                self.entries.remove(&key);
+            }
             if let MapEntry::Vacant(entry) = self.entries.entry(key) {
                 let flying = Some(sequence);
                 entry.insert(Entry { resident: true, ticket, flying, queued: false });

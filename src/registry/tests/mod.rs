@@ -1,5 +1,6 @@
 //! What the directory promises, case by case; `model` compares it with the obvious one.
 
+mod faults;
 mod model;
 
 use std::collections::BTreeSet;

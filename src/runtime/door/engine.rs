@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::moving::Batch;
 use super::owned::Acquired;
 use super::service::{DoorService, Publish, ReserveError, Reserved};
-use super::session::refused;
+use super::session::{no_memory, refused};
 use crate::layout::{AllocationId, BlockId, Layout, Tensor};
 use crate::limits;
 use crate::memory::{Direction, EngineMemory, Mapping};
@@ -168,7 +168,7 @@ impl Move {
         let sizes = vec![self.imported.layout.block_bytes(); self.blocks.len()];
         let reserved = match service.reserve(&sizes) {
             Ok(reserved) => reserved,
-            Err(ReserveError::Busy { pause_ms }) => return Reply::Busy { pause_ms },
+            Err(ReserveError::Busy { pause_ms }) => return no_memory(pause_ms),
             Err(ReserveError::Refused(sentence)) => return refused(&sentence),
         };
         let pairs = self.blocks.iter().zip(&reserved);
@@ -238,7 +238,7 @@ impl Move {
                 }
             }
             AcquireOutcome::NotFound => LoadOutcome::NotFound,
-            AcquireOutcome::Busy => LoadOutcome::Busy,
+            AcquireOutcome::Busy(reason) => LoadOutcome::Busy(*reason),
             AcquireOutcome::Failed => LoadOutcome::Failed,
         };
         let outcomes = acquired.outcomes().iter().map(outcome).collect();

@@ -14,6 +14,7 @@ use super::engine::Imports;
 use super::frames::{FrameReader, Received};
 use super::owned::{Acquired, Holds, Reservations};
 use super::service::{DoorService, ReserveError};
+use crate::event::BusyReason;
 use crate::limits;
 use crate::memory::Direction;
 use crate::protocol::door::{
@@ -218,7 +219,7 @@ impl<S: DoorService> Session<S> {
             EngineRequest::Load { layout, blocks, .. } => (layout, blocks, Direction::Load),
         };
         if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
+            return Some(too_many_waits());
         }
         let moving = match self.imports.moving(*layout, blocks.clone(), direction) {
             Ok(moving) => moving,
@@ -253,7 +254,7 @@ impl<S: DoorService> Session<S> {
             Ok(memory) => Reply::Reserved {
                 extents: memory.into_iter().map(|one| self.reserved.add(one)).collect(),
             },
-            Err(ReserveError::Busy { pause_ms }) => Reply::Busy { pause_ms },
+            Err(ReserveError::Busy { pause_ms }) => no_memory(pause_ms),
             Err(ReserveError::Refused(sentence)) => refused(&sentence),
         }
     }
@@ -279,7 +280,7 @@ impl<S: DoorService> Session<S> {
             )));
         }
         if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
+            return Some(too_many_waits());
         }
         self.asked += asked;
         let service = Arc::clone(&self.service);
@@ -293,7 +294,7 @@ impl<S: DoorService> Session<S> {
 
     fn flush(&mut self, number: u32, deadline_ms: u32) -> Option<Reply> {
         if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
+            return Some(too_many_waits());
         }
         let wait = Duration::from_millis(deadline_ms.into()).min(limits::DOOR_FLUSH_MAX);
         let service = Arc::clone(&self.service);
@@ -322,7 +323,7 @@ impl<S: DoorService> Session<S> {
 
     fn reset_health(&mut self, number: u32, node: Option<NodeId>) -> Option<Reply> {
         if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
+            return Some(too_many_waits());
         }
         let service = Arc::clone(&self.service);
         self.running.spawn(async move {
@@ -334,7 +335,7 @@ impl<S: DoorService> Session<S> {
 
     fn stat(&mut self, number: u32) -> Option<Reply> {
         if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS });
+            return Some(too_many_waits());
         }
         let service = Arc::clone(&self.service);
         self.running.spawn(async move {
@@ -347,6 +348,15 @@ impl<S: DoorService> Session<S> {
 
 fn done(count: usize) -> Reply {
     Reply::Done { count: u32::try_from(count).unwrap_or(u32::MAX) }
+}
+
+/// This client has to wait for its own requests.
+fn too_many_waits() -> Reply {
+    Reply::Busy { pause_ms: limits::DOOR_WAITS_PAUSE_MS, reason: BusyReason::Waits }
+}
+
+pub(super) const fn no_memory(pause_ms: u32) -> Reply {
+    Reply::Busy { pause_ms, reason: BusyReason::Memory }
 }
 
 pub(super) fn refused(sentence: &str) -> Reply {

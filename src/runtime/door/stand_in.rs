@@ -1,6 +1,7 @@
 //! A node of one pool and no peers, for tests of the door, the client and the commands: real memory,
 //! simple bookkeeping, and counters of what is reserved and pinned.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Door, DoorService, Page, PoolHandle, Publish, ReserveError, Reserved};
+use crate::event::BusyReason;
 use crate::limits::EXTENT_ALIGN;
 use crate::memory::{
     Claims, Copier, CopyError, Direction, EngineMemory, ImportError, Mapping, SharedMemory,
@@ -20,8 +22,8 @@ use crate::memory::{
 };
 use crate::protocol::door::stat::{PoolStat, ResidentStat, StatReport};
 use crate::protocol::door::{
-    AcquireOutcome, BlockOrigin, EngineEvent, EvictedBlock, HeldBlock, ListEntry, MemorySource,
-    PublishOutcome, Source,
+    AcquireOutcome, BlockOrigin, DeviceUuid, EngineEvent, EvictedBlock, HeldBlock, ListEntry,
+    MemorySource, PublishOutcome, Source,
 };
 use crate::runtime::deadline::Deadline;
 use crate::types::{
@@ -48,6 +50,10 @@ impl EngineMemory for Gated {
         self.0.bytes()
     }
 
+    fn device(&self) -> Option<DeviceUuid> {
+        self.0.device()
+    }
+
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
         Ok(Box::new(GatedCopier(self.0.copier()?, Arc::clone(&self.1))))
     }
@@ -64,10 +70,12 @@ impl Copier for GatedCopier<'_> {
     fn start(
         &mut self,
         direction: Direction,
-        copies: &[StridedCopy],
+        (memory, copies): (&dyn EngineMemory, &[StridedCopy]),
         pool: &Arc<Mapping>,
     ) -> Result<(), CopyError> {
-        self.0.start(direction, copies, pool)
+        let memory: &dyn Any = memory;
+        let Gated(inside, _gate) = memory.downcast_ref().unwrap();
+        self.0.start(direction, (inside, copies), pool)
     }
 
     fn finish(&mut self) -> Result<(), CopyError> {
@@ -233,7 +241,7 @@ impl StandIn {
             return AcquireOutcome::NotFound;
         };
         let Some(memory) = self.allocate(u32::try_from(bytes.len()).unwrap()) else {
-            return AcquireOutcome::Busy;
+            return AcquireOutcome::Busy(BusyReason::Memory);
         };
         self.map.write(memory.extent.offset, &bytes).unwrap();
         self.insert(key, memory, xxh3_64(&bytes), true);

@@ -7,6 +7,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::stand_in::{Running, eventually, hash, namespace, remote};
 use super::*;
+use crate::event::BusyReason;
 use crate::protocol::door::{
     HEADER_BYTES, Header, PublishBlock, PublishOutcome, Reply, Request, Source,
 };
@@ -193,7 +194,8 @@ fn a_client_can_wait_for_many_things_at_once_but_not_for_too_many() {
     }
     let (number, reply) = raw.receive();
     assert_eq!(number, most);
-    assert!(matches!(reply, Reply::Busy { .. }), "{reply:?}");
+    let (pause_ms, reason) = (limits::DOOR_WAITS_PAUSE_MS, BusyReason::Waits);
+    assert_eq!(reply, Reply::Busy { pause_ms, reason });
     let look = Request::Evictions { since: 0 };
     assert!(matches!(raw.ask(&look), Reply::Evicted { .. }), "what is answered at once still is");
     service.open.send_replace(true);

@@ -35,6 +35,7 @@ fn capabilities(reads_outstanding: usize) -> Capabilities {
         segments: 4,
         read_bytes: 1 << 20,
         windows: 0,
+        opening: std::time::Duration::ZERO,
     }
 }
 

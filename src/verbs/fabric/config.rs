@@ -70,6 +70,9 @@ pub struct VerbsConfig {
     /// Which device of a peer ours talk to, by their names; each of ours at most once. Others are
     /// paired by NUMA node. Default: empty.
     pub pairs: Vec<NicPair>,
+    /// The names of the devices over which a GPU's memory goes, instead of those nearest to it on the PCI
+    /// bus. A connection that has no lane over them takes another. Default: empty.
+    pub gpu_nics: Vec<String>,
     /// The GID's index on every device, instead of the one of the highest score. Default: none.
     pub gid_index: Option<u32>,
     /// Data queue pairs per connection, `1..=`[`STREAMS_MAX`], spread over the devices, which get one
@@ -95,6 +98,7 @@ impl Default for VerbsConfig {
             listen: None,
             devices: Vec::new(),
             pairs: Vec::new(),
+            gpu_nics: Vec::new(),
             gid_index: None,
             lanes: 2,
             lease_windows: false,

@@ -9,6 +9,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::chunks::Layout;
+use super::near::NicSet;
 use crate::fabric::RemoteSpan;
 use crate::limits::{MESSAGE_BYTES_MAX, NICS_MAX, REGION_CHUNKS_MAX, REGIONS_MAX};
 
@@ -23,7 +24,9 @@ pub(super) struct AnswerHeader {
     /// Chunks; 0 for a key that names no region.
     pub(super) chunks: u32,
     /// NICs, as many as the sender's hello told of.
-    pub(super) nics: u32,
+    pub(super) nics: u16,
+    /// Those that the region's memory is not nearest to, as bits by their numbers.
+    pub(super) far: u16,
     /// The remote address of its first byte.
     pub(super) address: u64,
     /// Its length in bytes.
@@ -57,6 +60,8 @@ pub(super) struct PeerRegion {
     address: u64,
     len: u64,
     keys: Vec<u32>,
+    /// The peer's NICs that its memory is nearest to.
+    pub(super) near: NicSet,
 }
 
 impl PeerRegion {
@@ -93,7 +98,7 @@ impl PeerKeys {
         let size = 1_u64.checked_shl(head.shift)?;
         let good = head.shift >= Layout::SHIFT_MIN
             && (chunks <= 1 || head.shift >= Layout::CHUNK_SHIFT_MIN)
-            && usize::try_from(head.nics) == Ok(nics)
+            && usize::from(head.nics) == nics
             && chunks <= REGION_CHUNKS_MAX
             && head.len.div_ceil(size) == u64::from(head.chunks)
             && keys.len() == 4 * nics * chunks
@@ -108,8 +113,9 @@ impl PeerKeys {
         }
         let (words, _) = keys.as_chunks::<4>();
         let keys = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        let AnswerHeader { key, shift, address, len, .. } = head;
-        self.regions.push(PeerRegion { key, shift, chunks, address, len, keys });
+        let AnswerHeader { key, shift, address, len, far, .. } = head;
+        let near = NicSet::from_far(far);
+        self.regions.push(PeerRegion { key, shift, chunks, address, len, keys, near });
         Some(key)
     }
 }
@@ -127,6 +133,7 @@ mod tests {
             shift: 16,
             chunks: 3,
             nics: 2,
+            far: 0,
             address: 1 << 40,
             len: 2 * CHUNK + 1,
         };

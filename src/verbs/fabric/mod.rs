@@ -31,6 +31,7 @@ mod keys;
 mod lane;
 mod link;
 mod messages;
+mod near;
 mod nics;
 mod pairing;
 mod parking;
@@ -308,6 +309,8 @@ impl Fabric for VerbsFabric {
             segments: self.nics.segments as usize,
             read_bytes: self.nics.read_bytes,
             windows: self.nics.windows,
+            // Rails that carry nothing are waited for so long.
+            opening: self.handshake_timeout / 2,
         }
     }
 

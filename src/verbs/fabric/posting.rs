@@ -15,6 +15,7 @@ use super::keys::{PeerKeys, PeerRegion, chunk, to_chunk_end};
 use super::lane::{Lane, Part, Rail};
 use super::link::Link;
 use super::messages::ASK;
+use super::near::Wish;
 use super::regions::Regions;
 use super::windows::lane_of;
 use crate::fabric::{
@@ -171,33 +172,31 @@ fn place(
     run: &mut Option<Run>,
     (work, spans): (&ReadWork, &[RegisteredSpan]),
 ) -> Placed {
-    let goes_on = |run: &Run| run.reads < RUN_READS && run.bytes < RUN_BYTES && run.room > 0;
-    let begun = match link.by_window {
-        _ if work.remote.len == 0 => begin_alone(link),
-        true => begin_on(link, lane_of(work.remote.rkey, link.lanes.len())),
-        false => run.filter(goes_on).or_else(|| begin(link)),
-    };
-    let Some(mut at) = begun else { return Placed::NoRoom };
-    let by_window = link.by_window;
-    let Some(lane) = link.lanes.get_mut(at.lane) else { return Placed::NoRoom };
     let wr_id = work.wr_id;
     if work.remote.len == 0 {
+        let Some(lane) = alone(link) else { return Placed::NoRoom };
         // No byte moves, so the key is nobody's business.
         let remote = RemoteSpan { rkey: 0, address: 0, len: 0 };
         lane.add(&Part { wr_id, remote, last: true }, std::iter::empty());
         *run = None;
         return Placed::Listed;
     }
-    let (keys, offset) = if by_window {
+    let (keys, offset, begun) = if link.by_window {
+        let index = lane_of(work.remote.rkey, link.lanes.len());
         // A window is one registration, whose key is the device's own.
-        (Keys::Window(work.remote.rkey), 0)
+        (Keys::Window(work.remote.rkey), 0, begin_on(link, index))
     } else {
         let Some(region) = keys.find(work.remote.rkey) else { return Placed::NoKey };
         let Some(offset) = region.offset(&work.remote) else {
             return Placed::Refused(CompletionStatus::RemoteAccess);
         };
-        (Keys::Region(region), offset)
+        let wish = Wish { ours: around.regions.near(spans), theirs: region.near };
+        let wish = wish.within(link.lanes.iter().map(ends));
+        let goes_on = |run: &Run| goes_on(link, run, wish);
+        (Keys::Region(region), offset, run.filter(goes_on).or_else(|| begin(link, wish)))
     };
+    let Some(mut at) = begun else { return Placed::NoRoom };
+    let Some(lane) = link.lanes.get_mut(at.lane) else { return Placed::NoRoom };
     let cut = Cut { work, keys, offset, rail: lane.rail(), regions: around.regions };
     let parts = match cut.whole(spans) {
         Some((remote, segments)) => {
@@ -236,10 +235,22 @@ fn add_parts(
     Ok(parts)
 }
 
-/// The lane with the least to do whose completion queue has room.
-fn begin(link: &Link) -> Option<Run> {
+/// The NICs of a lane, ours and the peer's.
+fn ends(lane: &Lane) -> (u8, u8) {
+    let rail = lane.rail();
+    (rail.nic, rail.peer)
+}
+
+/// Whether a READ may follow those of a run.
+fn goes_on(link: &Link, run: &Run, wish: Wish) -> bool {
+    let fits = link.lanes.get(run.lane).is_some_and(|lane| wish.fits(ends(lane)));
+    fits && run.reads < RUN_READS && run.bytes < RUN_BYTES && run.room > 0
+}
+
+/// The lane with the least to do, of those that are wished for, whose completion queue has room.
+fn begin(link: &Link, wish: Wish) -> Option<Run> {
     let used = used(link);
-    let open = link.lanes.iter().enumerate();
+    let open = link.lanes.iter().enumerate().filter(|(_, lane)| wish.fits(ends(lane)));
     let open = open.map(|(index, lane)| (index, lane, room(link, lane, &used)));
     let open = open.filter(|(_, lane, room)| *room > 0 && !lane.reads_nothing());
     let (lane, _, room) = open.min_by_key(|(_, lane, _)| (lane.bytes(), lane.outstanding()))?;
@@ -256,9 +267,8 @@ fn begin_on(link: &Link, index: usize) -> Option<Run> {
 }
 
 /// A lane on which nothing is outstanding.
-fn begin_alone(link: &Link) -> Option<Run> {
-    let lane = link.lanes.iter().position(|lane| lane.outstanding() == 0)?;
-    Some(Run { lane, reads: 0, bytes: 0, room: 1 })
+fn alone(link: &mut Link) -> Option<&mut Lane> {
+    link.lanes.iter_mut().find(|lane| lane.outstanding() == 0)
 }
 
 /// Work requests outstanding on each NIC.

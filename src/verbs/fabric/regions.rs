@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::chunks::{Layout, register_all};
 use super::keys::{AnswerHeader, chunk};
+use super::near::NicSet;
 use super::nics::Nics;
 use super::table::Table;
 use crate::fabric::{ConnectionId, FabricError, Region, RegionId, RegisteredSpan, RemoteSpan};
@@ -31,6 +32,8 @@ struct Entry {
     lkeys: Vec<u32>,
     /// The registrations, in the same order.
     parts: Vec<Option<MemoryRegion>>,
+    /// The NICs that its memory is nearest to.
+    near: NicSet,
     memory: Kept,
 }
 
@@ -66,6 +69,8 @@ pub(super) struct Regions {
     retired: Vec<Retired>,
     graves: Vec<Grave>,
     next: usize,
+    /// Whether any region ever was nearer to some NICs than to others.
+    any_near: bool,
 }
 
 fn layout(len: u64, nics: &Nics, served: Served) -> Result<Layout, FabricError> {
@@ -86,7 +91,7 @@ impl Regions {
         let len = memory.len();
         let layout = layout(len, nics, served)?;
         let parts = register_all(nics, layout, &memory, served)?;
-        self.enter(id, (served, layout), parts, (Kept::Mapping(memory), len))
+        self.enter(id, (served, layout), (parts, NicSet::ALL), (Kept::Mapping(memory), len))
     }
 
     /// Registers a device's memory by the first of these rungs that each NIC takes. Without a region
@@ -132,7 +137,11 @@ impl Regions {
             return Ok((None, climb));
         }
         let memory = (Kept::Foreign(Arc::clone(memory)), len);
-        let region = self.enter(id, (served, layout), parts, memory)?;
+        let near = match &memory.0 {
+            Kept::Foreign(memory) => nics.near(memory.pci().as_deref()),
+            Kept::Mapping(_) => NicSet::ALL,
+        };
+        let region = self.enter(id, (served, layout), (parts, near), memory)?;
         Ok((Some(region), climb))
     }
 
@@ -150,7 +159,7 @@ impl Regions {
         &mut self,
         id: u16,
         (served, layout): (Served, Layout),
-        parts: Vec<Option<MemoryRegion>>,
+        (parts, near): (Vec<Option<MemoryRegion>>, NicSet),
         (memory, len): (Kept, u64),
     ) -> Result<Region, FabricError> {
         let first = parts.iter().flatten().next().map_or(0, MemoryRegion::address);
@@ -158,9 +167,10 @@ impl Regions {
         let rkey = random::number()? << 16 | u32::from(id);
         let region = Region { id: RegionId(id), rkey, address: first, len };
         self.next += 1;
+        self.any_near |= near != NicSet::ALL;
         let lkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::lkey);
         let lkeys = parts.iter().map(lkey).collect();
-        self.entries.push(Entry { region, served, layout, lkeys, parts, memory });
+        self.entries.push(Entry { region, served, layout, lkeys, parts, near, memory });
         Ok(region)
     }
 
@@ -249,6 +259,15 @@ impl Regions {
         there && self.entry(span).is_some()
     }
 
+    /// The NICs that the memory of these spans is nearest to.
+    pub(super) fn near(&self, spans: &[RegisteredSpan]) -> NicSet {
+        if !self.any_near {
+            return NicSet::ALL;
+        }
+        let near = spans.iter().filter_map(|span| self.entry(span)).map(|entry| entry.near);
+        near.fold(NicSet::ALL, NicSet::and)
+    }
+
     /// The keys of the regions that peers may read.
     pub(super) fn served(&self) -> impl Iterator<Item = u32> {
         let served = self.entries.iter().filter(|entry| entry.served == Served::Whole);
@@ -293,7 +312,8 @@ impl Regions {
             key,
             shift: entry.map_or(Layout::SHIFT_MIN, |entry| entry.layout.shift),
             chunks: entry.map_or(0, |entry| u32::try_from(entry.layout.chunks).unwrap_or(0)),
-            nics: u32::try_from(nics.devices.len()).unwrap_or(0),
+            nics: u16::try_from(nics.devices.len()).unwrap_or(0),
+            far: entry.map_or(0, |entry| entry.near.far()),
             address: entry.map_or(0, |entry| entry.region.address),
             len: entry.map_or(0, |entry| entry.region.len),
         };

@@ -165,7 +165,7 @@ fn read_one(
                 *count += 1;
             }
             Acquired::NotFound => outcome.not_found += 1,
-            Acquired::Busy => outcome.busy += 1,
+            Acquired::Busy(_) => outcome.busy += 1,
             Acquired::Failed => outcome.failed += 1,
         }
     }

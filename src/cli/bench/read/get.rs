@@ -162,7 +162,7 @@ fn ask(
         match block {
             Acquired::Ready(held) if held.origin() == BlockOrigin::Fetched => measured.blocks += 1,
             Acquired::Ready(_) => measured.hits += 1,
-            Acquired::Busy => busy += 1,
+            Acquired::Busy(_) => busy += 1,
             Acquired::NotFound | Acquired::Failed => {
                 return Err(CliError::failed(format!("a block did not come: {block:?}")));
             }

@@ -128,7 +128,7 @@ impl Report {
             "{machine}\n{transport}, {depth} clients, {batch} blocks of 64KiB a read\n\n{}\n\nThe reads \
              that were under way while the thread stood still; failed (timeouts among them), not found, busy\nand \
              wrong are blocks, saved are those that an engine saved at the holder meanwhile. A registry lists a \
-             node\nthat is silent for 5 s no more: while its control threads stand for longer, its blocks are \
+             node\nthat is silent for 10 s no more: while its control threads stand for longer, its blocks are \
              not found.\n{partial}",
             table.trim_fmt()
         )

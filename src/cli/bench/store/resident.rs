@@ -1,7 +1,6 @@
 //! Memory per entry, as the kernel counts it, in a process of its own: what an earlier contender
 //! freed would be given to the next one uncounted.
 
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -9,7 +8,7 @@ use super::contender::Contender;
 use super::load::{Load, filled, joined, mix};
 use super::zipf::{Zipf, key, shuffled};
 use crate::cli::CliError;
-use crate::sys::memory::page_bytes;
+use crate::cli::bench::machine::resident_bytes;
 
 /// Threads of the mix and the touches.
 const THREADS: usize = 2;
@@ -34,11 +33,12 @@ pub(super) fn measure<C: Contender>(footprint: &Footprint) -> Result<Vec<u64>, C
     // What the threads' stacks and buffers need is there before the first look.
     let none = Load { entries: 3, order: vec![0, 1, 2], traces: vec![vec![0]; THREADS] };
     mix(&filled::<C>(3, &none.order)?, &none);
-    let before = resident_bytes()?;
+    let process = std::process::id();
+    let before = resident_bytes(process)?;
     let subject = filled::<C>(entries, &load.order)?;
-    let mut all = vec![resident_bytes()?.saturating_sub(before)];
+    let mut all = vec![resident_bytes(process)?.saturating_sub(before)];
     mix(&subject, &load);
-    all.push(resident_bytes()?.saturating_sub(before));
+    all.push(resident_bytes(process)?.saturating_sub(before));
     std::thread::scope(|scope| {
         let (load, subject) = (&load, &subject);
         let hits = move |trace: &Vec<u32>| {
@@ -53,16 +53,8 @@ pub(super) fn measure<C: Contender>(footprint: &Footprint) -> Result<Vec<u64>, C
             load.traces.iter().map(|trace| scope.spawn(move || hits(trace))).collect();
         threads.into_iter().for_each(joined);
     });
-    all.push(resident_bytes()?.saturating_sub(before));
+    all.push(resident_bytes(process)?.saturating_sub(before));
     Ok(all)
-}
-
-/// Physical memory of this process, bytes.
-fn resident_bytes() -> Result<u64, CliError> {
-    let text = fs::read_to_string("/proc/self/statm").map_err(CliError::failed)?;
-    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    let unread = || CliError::failed("/proc/self/statm does not say how much is resident");
-    Ok(pages.ok_or_else(unread)? * page_bytes())
 }
 
 /// Has a child of this very program measure the contender of this name; bytes per entry.

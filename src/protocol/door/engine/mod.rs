@@ -7,6 +7,7 @@
 mod wire;
 
 use super::{BlockOrigin, Source};
+use crate::event::BusyReason;
 use crate::layout::{AllocationId, BlockId, Tensor};
 use crate::types::{BlockHash, EvictionRank, Namespace};
 
@@ -170,8 +171,8 @@ pub enum LoadOutcome {
     },
     /// Nobody who was asked holds it.
     NotFound,
-    /// There is no memory for it, or its owner is under pressure: ask again after a pause.
-    Busy,
+    /// Not now: ask again after a pause.
+    Busy(BusyReason),
     /// It could not be read from any of its owners, its bytes are not those that were saved, or it
     /// does not have the length of the layout's blocks. What lies in the layout is of no use.
     Failed,

@@ -3,7 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::super::request::{AcquireWire, FlaggedWire, flagged};
-use super::super::wire::{HashWire, Reader, U16, U32, U64, Writer, flag, rank};
+use super::super::wire::{
+    HashWire, Reader, U16, U32, U64, Writer, busy_code, busy_reason, flag, rank,
+};
 use super::super::{BlockOrigin, DecodeError, SENTENCE_BYTES_MAX, TooMany};
 use super::{
     DeviceUuid, EngineEvent, EngineReply, EngineRequest, ImportRefusal, LayoutId, LoadOutcome,
@@ -241,7 +243,8 @@ struct LayoutImportedWire {
 #[repr(C)]
 struct LoadedWire {
     status: u8,
-    origin: u8,
+    /// Where it came from, or why it has to wait.
+    detail: u8,
     rank: u8,
 }
 
@@ -249,18 +252,20 @@ impl LoadedWire {
     fn new(outcome: &LoadOutcome) -> Self {
         let status = match *outcome {
             LoadOutcome::Loaded { origin, rank } => {
-                let origin = u8::from(origin == BlockOrigin::Fetched);
-                return Self { status: 0, origin, rank: rank.get() };
+                let detail = u8::from(origin == BlockOrigin::Fetched);
+                return Self { status: 0, detail, rank: rank.get() };
             }
             LoadOutcome::NotFound => 1,
-            LoadOutcome::Busy => 2,
+            LoadOutcome::Busy(reason) => {
+                return Self { status: 2, detail: busy_code(reason), rank: 0 };
+            }
             LoadOutcome::Failed => 3,
         };
         Self { status, ..Self::zeroed() }
     }
 
     fn get(&self) -> Result<LoadOutcome, DecodeError> {
-        Ok(match (self.status, self.origin, self.rank) {
+        Ok(match (self.status, self.detail, self.rank) {
             (0, origin, byte) => {
                 let origin = match flag(origin, "origin")? {
                     true => BlockOrigin::Fetched,
@@ -269,7 +274,7 @@ impl LoadedWire {
                 LoadOutcome::Loaded { origin, rank: rank(byte)? }
             }
             (1, 0, 0) => LoadOutcome::NotFound,
-            (2, 0, 0) => LoadOutcome::Busy,
+            (2, reason, 0) => LoadOutcome::Busy(busy_reason(reason)?),
             (3, 0, 0) => LoadOutcome::Failed,
             _ => return Err(DecodeError::Field { field: "status" }),
         })
