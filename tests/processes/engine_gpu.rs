@@ -47,7 +47,7 @@ struct Gpu {
 }
 
 impl Gpu {
-    fn new(library: impl AsRef<std::ffi::OsStr>) -> Self {
+    fn new(library: impl AsRef<OsStr>) -> Self {
         let driver = Driver::open(library).unwrap();
         let device = driver.device(0).unwrap();
         let uuid = DeviceUuid(device.attributes().uuid);
