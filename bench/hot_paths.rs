@@ -19,7 +19,7 @@ use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, Place, decode};
 use kvrail::store::{Store, StoreConfig};
 use kvrail::transfer::{Plan, ReadList, Transfers};
 use kvrail::types::{
-    BlockKey, EvictionRank, Generation, LeaseId, Load, NamespaceId, Path, RequestId,
+    BlockKey, EvictionRank, Generation, LeaseId, Load, MemoryKind, NamespaceId, Path, RequestId,
     RequesterIndex, Timestamp,
 };
 
@@ -102,7 +102,7 @@ fn store(bench: &mut Criterion) {
         let mut victims = Vec::new();
         bencher.iter(|| {
             victims.clear();
-            let gone = store.evict_batch(BATCH, &mut victims);
+            let gone = store.evict_batch(MemoryKind::Host, BATCH, &mut victims);
             for _ in 0..gone {
                 fresh += 1;
                 store.insert(key(fresh), payload(fresh), SAVED, false).unwrap();

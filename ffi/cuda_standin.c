@@ -13,12 +13,16 @@
      NAME late MILLISECONDS      calls take that long; asynchronous operations begin that late
      NAME lose RESULT [AFTER]    running this asynchronous operation ends the context with RESULT
      set KEY VALUE               see standin_setting
+   A file named `log` beside the library, where there is one, gets a line for each call, and for each
+   asynchronous operation when it has run: `PID call NAME` and `PID ran NAME`, in their order.
+
    NAME may be `*`. What the file says holds from the next call on, in all processes that loaded this
    copy of the library. To have no function of a name, compile with -DcuName=absent_cuName. */
 #define _GNU_SOURCE
 #include "cuda_standin.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,21 +48,33 @@ void standin_pause(long milliseconds) {
     while (nanosleep(&left, &left) != 0) {}
 }
 
-static FILE *control(void) {
-    static char path[4096];
-    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&once);
-    if (!path[0]) {
-        Dl_info self;
-        if (dladdr((void *)standin_call, &self) && self.dli_fname) {
-            const char *slash = strrchr(self.dli_fname, '/');
-            int directory = slash ? (int)(slash - self.dli_fname) : 0;
-            snprintf(path, sizeof path, "%.*s%scontrol", directory, self.dli_fname,
-                     slash ? "/" : "");
-        }
+/* The path of a file beside the library. */
+static void beside(const char *name, char path[4096]) {
+    Dl_info self;
+    path[0] = 0;
+    if (dladdr((void *)standin_call, &self) && self.dli_fname) {
+        const char *slash = strrchr(self.dli_fname, '/');
+        int directory = slash ? (int)(slash - self.dli_fname) : 0;
+        snprintf(path, 4096, "%.*s%s%s", directory, self.dli_fname, slash ? "/" : "", name);
     }
-    pthread_mutex_unlock(&once);
+}
+
+static FILE *control(void) {
+    char path[4096];
+    beside("control", path);
     return fopen(path, "re");
+}
+
+void standin_log(const char *what, const char *name) {
+    char path[4096];
+    beside("log", path);
+    int file = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (file < 0) return;
+    char line[160];
+    int len = snprintf(line, sizeof line, "%d %s %s\n", getpid(), what, name);
+    /* In one piece, and nobody is told where it cannot be written: a test misses its line then. */
+    if (write(file, line, (size_t)len) != len) {}
+    close(file);
 }
 
 /* The value of the last line `NAME verb VALUE` that holds for the call of this number. */
@@ -115,6 +131,7 @@ CUresult standin_call(const char *name, int in_context) {
     pthread_mutex_lock(&counts_lock);
     unsigned long call = ++counted(name)->calls;
     pthread_mutex_unlock(&counts_lock);
+    standin_log("call", name);
     /* Names of asynchronous operations end so or so; theirs is the operation that is late. */
     if (!strstr(name, "Async")) {
         long late = ruled(name, "late", call, 0);

@@ -31,6 +31,8 @@ struct place {
 struct operation {
     struct operation *next;
     enum { COPY, RECORD, WAIT } kind;
+    /* The function that asked for it. */
+    const char *name;
     struct place from, to;
     size_t width, height;
     struct event *event;
@@ -97,14 +99,18 @@ static void run(struct stream *stream, struct operation *operation) {
     switch (operation->kind) {
     case COPY:
         if (!standin_lost()) copy(operation);
+        standin_log("ran", operation->name);
         break;
     case RECORD:
+        /* Before anybody can see it. */
+        standin_log("ran", operation->name);
         if (!standin_lost()) atomic_store(&operation->event->records->run, operation->number);
         break;
     case WAIT:
         while (!standin_lost() && !stream->ending &&
                atomic_load(&operation->event->records->run) < operation->number)
             usleep(POLL_US);
+        standin_log("ran", operation->name);
     }
 }
 
@@ -136,6 +142,7 @@ static CUresult enqueue(CUstream stream, const char *name, struct operation oper
     if (!made) return OUT_OF_MEMORY;
     *made = operation;
     made->next = NULL;
+    made->name = name;
     made->late = standin_late(name);
     made->lose = standin_loses(name);
     made->corrupt = standin_setting("corrupt", 0) != 0;

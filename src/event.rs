@@ -49,12 +49,21 @@ pub enum LendRefusal {
     Pressure,
     /// The node has as many leases out as it can keep.
     Leases,
+    /// Blocks in GPU memory found no staging memory in time.
+    Staging,
 }
 
 impl LendRefusal {
     /// All refusals.
-    pub const ALL: [Self; 6] =
-        [Self::Quota, Self::Pins, Self::Windows, Self::Draining, Self::Pressure, Self::Leases];
+    pub const ALL: [Self; 7] = [
+        Self::Quota,
+        Self::Pins,
+        Self::Windows,
+        Self::Draining,
+        Self::Pressure,
+        Self::Leases,
+        Self::Staging,
+    ];
 
     /// The name that metrics use.
     #[must_use]
@@ -66,6 +75,7 @@ impl LendRefusal {
             Self::Draining => "draining",
             Self::Pressure => "pressure",
             Self::Leases => "leases",
+            Self::Staging => "staging",
         }
     }
 }
@@ -85,7 +95,7 @@ pub enum BusyReason {
 
 impl BusyReason {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Memory,
         Self::Pins,
         Self::Waits,
@@ -95,6 +105,7 @@ impl BusyReason {
         Self::Owner(LendRefusal::Draining),
         Self::Owner(LendRefusal::Pressure),
         Self::Owner(LendRefusal::Leases),
+        Self::Owner(LendRefusal::Staging),
     ];
 
     /// What is the matter, and what helps, as a part of a sentence.
@@ -119,6 +130,9 @@ impl BusyReason {
             }
             Self::Owner(LendRefusal::Leases) => {
                 "the block's owner has as many leases out as it can keep"
+            }
+            Self::Owner(LendRefusal::Staging) => {
+                "the block's owner has no staging memory left for its GPU's: raise its --gpu-staging"
             }
         }
     }

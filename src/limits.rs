@@ -114,6 +114,15 @@ pub const OWN_STALL_MIN: Duration = Duration::from_millis(500);
 /// Ended leases whose answers a holder remembers per requester, for replayed completions.
 pub const ENDED_LEASES_MAX: usize = 256;
 
+/// Lends that wait for their blocks to become ready; one more is told that they are busy.
+pub const PARKED_LENDS_MAX: usize = 256;
+
+/// How long a lend may wait for that: below the shortest time that readers give a holder to answer.
+pub const PREPARE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How often blocks are looked at that a device copies: about the time of a READ of a few blocks.
+pub const LOOK_AGAIN: Duration = Duration::from_micros(50);
+
 /// Victims that one allocation may take itself, when the reclaimer is behind.
 pub const INLINE_VICTIMS_MAX: usize = 64;
 

@@ -14,7 +14,7 @@ use crate::lease::LeaseConfig;
 use crate::limits;
 use crate::memory::{HugePageSize, PoolOptions, Watermarks};
 use crate::metrics::{GaugeSnapshot, MetricsSink, PoolGauge, RequesterGauge, SuspendedGauge};
-use crate::node::{Inner, Node, NodeError, NodeOptions, RegistryChoice};
+use crate::node::{GpuOptions, Inner, Node, NodeError, NodeOptions, RegistryChoice};
 use crate::policy::Policy;
 use crate::protocol::millis;
 use crate::runtime::clock::Clock;
@@ -96,6 +96,12 @@ fn from_node(error: NodeError) -> CliError {
 fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
     let ServeConfig { peers, door, memory, store, lease, registry, announce_rate, .. } = config;
     let fault = config.fault;
+    let gpu = config.gpu.map(|gpu| GpuOptions {
+        ordinal: gpu.ordinal,
+        pool_bytes: gpu.pool,
+        direct: gpu.direct,
+        staging_bytes: gpu.staging,
+    });
     let watermarks = Watermarks::new(
         u16::from(memory.watermark_high.get()) * 10,
         u16::from(memory.watermark_low.get()) * 10,
@@ -111,11 +117,14 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
         shared_memory: peers.shared_memory,
         rdma_devices: peers.rdma_devices,
         nic_pairs: peers.nic_pairs,
+        gpu_nics: peers.gpu_nics,
         gid_index: peers.gid_index,
         poll: peers.poll,
         lease_windows: peers.lease_windows,
         streams: peers.streams,
         pools: pools(&memory),
+        gpu,
+        gpu_driver: config.gpu_driver,
         capacity: store.capacity,
         policy: Policy { kind: store.policy, hit_promotion: store.hit_promotion },
         watermarks,

@@ -11,7 +11,7 @@ use super::CliError;
 use super::door::{DoorArgs, write_json, written};
 use super::table::table;
 use crate::config::Size;
-use crate::protocol::door::stat::StatReport;
+use crate::protocol::door::stat::{GpuStat, GpuWayRefused, StatReport};
 use crate::types::{NodeId, WordError};
 
 /// Arguments of `kvrail stat`.
@@ -66,6 +66,20 @@ pub(super) fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<ExitCode, Cli
     Ok(ExitCode::SUCCESS)
 }
 
+/// The GPU and the way into its memory, and what was refused.
+fn gpu_rows(gpu: &GpuStat) -> Vec<[String; 2]> {
+    let GpuStat { ordinal, name, pci, pool, way, .. } = gpu;
+    let ways = gpu.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic)).collect::<String>();
+    let lost = if gpu.lost { "lost: start the node again to have it back; " } else { "" };
+    let line = format!("{lost}{ordinal}, {name} at {pci}, pool {pool}, {way}{ways}");
+    let refused = gpu.refused.iter().map(|refused| {
+        let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
+        let GpuWayRefused { nic, rung, call, why, .. } = refused;
+        [String::new(), format!("no {rung} on {nic}: {call}: {why}{errno}")]
+    });
+    [["gpu".to_owned(), line]].into_iter().chain(refused).collect()
+}
+
 /// The state as a person reads it.
 fn text(report: &StatReport) -> String {
     let node = &report.node;
@@ -92,6 +106,9 @@ fn text(report: &StatReport) -> String {
     );
     summary.add_row(["registry", &registry]);
 
+    for row in report.gpu.iter().flat_map(gpu_rows) {
+        summary.add_row(row);
+    }
     let mut ranks = table(["rank", "blocks"], 0);
     for (count, rank) in residents.ranks.iter().zip(1..) {
         if *count > 0 {

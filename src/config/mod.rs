@@ -7,6 +7,7 @@
 //! what they return holds no contradiction, and what they refuse is refused with one sentence that
 //! names the settings. Nothing else in kvrail reads the environment.
 
+mod gpu;
 mod layers;
 mod registry;
 mod serve;
@@ -17,6 +18,7 @@ mod values;
 
 use std::path::PathBuf;
 
+pub use gpu::GpuConfig;
 pub use layers::{Environment, default_socket};
 pub use registry::{RegistryConfig, RegistrySettings};
 pub use serve::{DoorConfig, LeaseConfig, MemoryConfig, PeerConfig, ServeConfig, StoreConfig};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::ConfigError;
+use super::gpu::{self, GpuConfig};
 use super::layers::{Environment, gather};
 use super::settings::ServeSettings;
 use super::values::{
@@ -28,6 +29,8 @@ pub struct ServeConfig {
     pub door: DoorConfig,
     /// The memory pools.
     pub memory: MemoryConfig,
+    /// The GPU whose memory blocks may live in.
+    pub gpu: Option<GpuConfig>,
     /// The store of residents.
     pub store: StoreConfig,
     /// What is lent, to whom, for how long.
@@ -38,6 +41,8 @@ pub struct ServeConfig {
     pub announce_rate: u32,
     /// Metrics, logs, life.
     pub process: ProcessConfig,
+    /// The library of the GPU's driver, where it is not the one that the loader finds.
+    pub gpu_driver: Option<PathBuf>,
     /// A fault that a test injects, in the words of whoever injects it.
     pub fault: Option<String>,
 }
@@ -63,6 +68,8 @@ pub struct PeerConfig {
     pub rdma_devices: Vec<String>,
     /// Which device of a peer ours talk to; empty for by NUMA node.
     pub nic_pairs: Vec<NicPair>,
+    /// The RDMA devices that GPU memory goes over; empty for the nearest ones.
+    pub gpu_nics: Vec<String>,
     /// The index of the GID to use on each; `None` for the best one.
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
@@ -172,6 +179,7 @@ impl ServeConfig {
             store: store(&settings, bytes),
             lease: lease(&settings, bytes)?,
             memory,
+            gpu: gpu::resolve(&settings)?,
             door: door(&settings, from)?,
             process: ProcessConfig {
                 metrics_listen: settings.metrics_listen,
@@ -181,6 +189,7 @@ impl ServeConfig {
             },
             registry: settings.registry.clone(),
             announce_rate: settings.announce_rate.unwrap_or(200_000),
+            gpu_driver: settings.gpu_driver.clone(),
             fault: settings.fault.clone(),
             peers: peers(settings)?,
         })
@@ -233,6 +242,7 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
         shared_memory: !settings.no_shm.unwrap_or(false),
         rdma_devices: settings.rdma_device,
         nic_pairs: settings.nic_pairs,
+        gpu_nics: settings.gpu_nics,
         gid_index: settings.gid_index,
         poll: settings.poll.unwrap_or_default(),
         lease_windows: settings.lease_windows.unwrap_or(false),
@@ -254,6 +264,7 @@ fn transport(settings: &ServeSettings) -> Result<TransportChoice, ConfigError> {
     let given = [
         ("--rdma-device", !settings.rdma_device.is_empty()),
         ("--nic-pairs", !settings.nic_pairs.is_empty()),
+        ("--gpu-nics", !settings.gpu_nics.is_empty()),
         ("--gid-index", settings.gid_index.is_some()),
         ("--poll", settings.poll.is_some()),
         ("--lease-windows", settings.lease_windows == Some(true)),
@@ -287,6 +298,15 @@ fn check_nics(settings: &ServeSettings) -> Result<(), ConfigError> {
     let twice = |at: &usize| named.iter().take(*at).any(|other| Some(other) == named.get(*at));
     if let Some(name) = (0..named.len()).find(twice).and_then(|at| named.get(at)) {
         return refused("--rdma-device", format!("{name} is named twice"));
+    }
+    if let Some(left_out) = settings.gpu_nics.iter().find(|name| !named.contains(name))
+        && !named.is_empty()
+    {
+        return Err(ConfigError::Contradiction {
+            first: "--rdma-device",
+            second: "--gpu-nics",
+            reason: format!("the second names {left_out}, which the first leaves out"),
+        });
     }
     for (at, pair) in settings.nic_pairs.iter().enumerate() {
         if settings.nic_pairs.iter().take(at).any(|other| other.ours == pair.ours) {

@@ -13,6 +13,7 @@ use super::values::{
     log_filter, nic_pair, rate,
 };
 use crate::limits;
+use crate::memory::GpuDirect;
 use crate::node::TransportChoice;
 use crate::types::{NodeId, PolicyKind, RequesterId};
 use crate::verbs::{NicPair, PollMode};
@@ -67,6 +68,38 @@ pub struct ServeSettings {
     /// Needs a memlock limit of at least the pools' size. Start takes as long as touching every page.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub lock: Option<bool>,
+
+    /// GPU whose memory blocks may live in too, as the driver numbers it (default: none)
+    ///
+    /// Needs --gpu-pool. The pools are pinned for the driver as well then.
+    #[arg(long, value_name = "NUMBER")]
+    pub gpu: Option<u32>,
+
+    /// GPU memory to take for blocks from peers, such as 8GiB (default: none)
+    ///
+    /// What an engine has left on that GPU. Blocks that find no room there land in the pools.
+    #[arg(long, value_name = "SIZE")]
+    pub gpu_pool: Option<Size>,
+
+    /// Way for RDMA devices into GPU memory: auto, dmabuf, peermem, staging or require (default auto)
+    ///
+    /// Where none of the direct ones works, blocks go through pinned host memory, which costs a copy;
+    /// require does not start then. kvrail stat says which way is taken, and what was refused.
+    #[arg(long, value_name = "WAY")]
+    pub gpu_direct: Option<GpuDirect>,
+
+    /// RDMA device that GPU memory goes over, such as mlx5_0; several by commas (default: nearest by PCIe)
+    ///
+    /// The default goes by sysfs: the devices that share most of the way from the processor with the GPU,
+    /// then those on its NUMA node. A connection that has none of them takes another one.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = device_name)]
+    pub gpu_nics: Vec<String>,
+
+    /// Pinned host memory for blocks on their way into GPU memory, and as much for those on their way out (default 64MiB)
+    ///
+    /// A block must fit. More lets more blocks be under way at once.
+    #[arg(long, value_name = "SIZE")]
+    pub gpu_staging: Option<Size>,
 
     /// Most blocks held at once (default: one per 64KiB of pool, from 1024 to 16777216)
     ///
@@ -240,6 +273,10 @@ pub struct ServeSettings {
     #[arg(long, value_name = "PATH")]
     pub ready_file: Option<PathBuf>,
 
+    /// Library of the GPU's driver, for tests and the demo (default libcuda.so.1).
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub gpu_driver: Option<PathBuf>,
+
     /// A fault to inject, for tests.
     #[arg(long, value_name = "SPEC", hide = true)]
     pub fault: Option<String>,
@@ -265,6 +302,11 @@ impl Settings for ServeSettings {
             pool: given(self.pool, lower.pool),
             huge_pages: self.huge_pages.or(lower.huge_pages),
             lock: self.lock.or(lower.lock),
+            gpu: self.gpu.or(lower.gpu),
+            gpu_pool: self.gpu_pool.or(lower.gpu_pool),
+            gpu_direct: self.gpu_direct.or(lower.gpu_direct),
+            gpu_nics: given(self.gpu_nics, lower.gpu_nics),
+            gpu_staging: self.gpu_staging.or(lower.gpu_staging),
             capacity: self.capacity.or(lower.capacity),
             policy: self.policy.or(lower.policy),
             no_hit_promotion: self.no_hit_promotion.or(lower.no_hit_promotion),
@@ -293,6 +335,7 @@ impl Settings for ServeSettings {
             metrics_listen: self.metrics_listen.or(lower.metrics_listen),
             log: self.log.or(lower.log),
             ready_file: self.ready_file.or(lower.ready_file),
+            gpu_driver: self.gpu_driver.or(lower.gpu_driver),
             fault: self.fault.or(lower.fault),
             parent_death: self.parent_death.or(lower.parent_death),
         }

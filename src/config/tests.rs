@@ -92,7 +92,7 @@ fn the_file_may_be_named_by_a_variable() {
 #[test]
 fn every_setting_can_be_given_in_each_of_the_three_places() {
     for name in names::<ServeSettings>() {
-        let any_text = ["socket", "ready-file", "fault"].contains(&&*name);
+        let any_text = ["socket", "ready-file", "fault", "gpu-driver"].contains(&&*name);
         let origin = variable(&name);
         let refused = serve(&["--pool=1MiB"], &[(&origin, "== ==")]).is_err();
         // The pool on the command line wins, yet a wrong variable is refused.
@@ -100,12 +100,18 @@ fn every_setting_can_be_given_in_each_of_the_three_places() {
     }
     let config = serve(
         &["--pool=1MiB"],
-        &[("KVRAIL_SOCKET", "a"), ("KVRAIL_READY_FILE", "b"), ("KVRAIL_FAULT", "c")],
+        &[
+            ("KVRAIL_SOCKET", "a"),
+            ("KVRAIL_READY_FILE", "b"),
+            ("KVRAIL_FAULT", "c"),
+            ("KVRAIL_GPU_DRIVER", "d"),
+        ],
     )
     .unwrap();
     assert_eq!(config.door.socket, PathBuf::from("a"));
     assert_eq!(config.process.ready_file, Some(PathBuf::from("b")));
     assert_eq!(config.fault.as_deref(), Some("c"));
+    assert_eq!(config.gpu_driver, Some(PathBuf::from("d")));
     let error = serve(&[], &[("KVRAIL_LEASE_TTL", "soon")]).unwrap_err().to_string();
     assert!(error.starts_with("KVRAIL_LEASE_TTL: ") && error.contains("10s"), "{error}");
     let error = serve_with_file("lease-ttl = 'soon'", &[], &[]).unwrap_err().to_string();
@@ -114,9 +120,24 @@ fn every_setting_can_be_given_in_each_of_the_three_places() {
 
 #[test]
 fn contradictions_are_refused_with_both_names() {
-    let table: [(&[&str], &str, &str); 13] = [
+    let table: [(&[&str], &str, &str); 16] = [
+        (
+            &["--gpu=0", "--gpu-pool=1MiB", "--gpu-direct=require", "--transport=tcp"],
+            "--gpu-direct",
+            "--transport",
+        ),
         (&["--transport=tcp", "--nic-pairs=a=b"], "--transport", "--nic-pairs"),
         (&["--rdma-device=a", "--nic-pairs=b=c"], "--rdma-device", "--nic-pairs"),
+        (
+            &["--gpu=0", "--gpu-pool=1MiB", "--rdma-device=a,b", "--gpu-nics=b,c"],
+            "--rdma-device",
+            "--gpu-nics",
+        ),
+        (
+            &["--gpu=0", "--gpu-pool=1MiB", "--transport=tcp", "--gpu-nics=a"],
+            "--transport",
+            "--gpu-nics",
+        ),
         (&["--transport=tcp", "--gid-index=1"], "--transport", "--gid-index"),
         (&["--transport=tcp", "--rdma-device=rxe0"], "--transport", "--rdma-device"),
         (&["--transport=shm", "--poll=busy"], "--transport", "--poll"),

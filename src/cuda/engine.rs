@@ -64,8 +64,15 @@ impl EngineDevices {
         let register = |pool| HostRegistration::new(&bound, pool);
         let pools: Arc<[_]> = pools.iter().map(register).collect::<Result<_, _>>()?;
         drop(bound);
+        Ok(Self::sharing(context, pools))
+    }
+
+    /// As [`Self::new`], with pools that are registered already.
+    #[must_use]
+    pub fn sharing(context: Arc<Context>, pools: Arc<[Arc<HostRegistration>]>) -> Self {
+        let driver = Arc::clone(context.device().driver());
         let gpus = Mutex::new(vec![Gpu::new(context, &pools)]);
-        Ok(Self { driver, gpus, pools })
+        Self { driver, gpus, pools }
     }
 
     /// Opens an engine's allocation. `file` is the descriptor of a shareable one.

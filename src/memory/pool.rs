@@ -236,6 +236,16 @@ impl<P: Pool> Reservation<P> {
         })
     }
 
+    /// Reserves one extent; `None` where the pool has none of that length.
+    #[must_use]
+    pub fn reserve_one(pool: &Arc<P>, len: u32) -> Option<Self> {
+        let mut made = None;
+        let reserved = pool.space().reserve(&[len], |extent| {
+            made = Some(Self { extent, pool: Arc::clone(pool), armed: true });
+        });
+        reserved.ok().and(made)
+    }
+
     /// The extent.
     #[must_use]
     pub fn extent(&self) -> Extent {

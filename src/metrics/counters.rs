@@ -72,7 +72,7 @@ pub(super) struct Counters {
     leases_ended: ByLabel<LeaseEnd, Counter, 4>,
     returned_blocks: Counter,
     returned_bytes: Counter,
-    lend_refused: ByLabel<LendRefusal, Counter, 6>,
+    lend_refused: ByLabel<LendRefusal, Counter, 7>,
     completions_replayed: Counter,
     completions_refused: Counter,
     transferred_blocks: Counter,

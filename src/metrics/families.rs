@@ -75,7 +75,7 @@ pub const FAMILIES: [Family; 52] = [
     counter("kvrail_returned_bytes_total", "Bytes that ended leases gave back"),
     counter(
         "kvrail_lend_refused_blocks_total",
-        "Resident blocks that were not lent, by {reason}: quota, pins, windows, draining, pressure or leases",
+        "Resident blocks that were not lent, by {reason}: quota, pins, windows, draining, pressure, leases or staging",
     ),
     counter(
         "kvrail_completions_replayed_total",

@@ -179,10 +179,16 @@ impl DoorService for Inner {
                 }
             }
         }
+        if let Some((_, shadows)) = &self.gpu {
+            Arc::clone(shadows).in_host_memory(&self.residency, &mut outcomes).await;
+        }
         outcomes
     }
 
     fn release(&self, holds: &[ResidentId]) {
+        if let Some((_, shadows)) = &self.gpu {
+            shadows.release(holds);
+        }
         self.residency.store.unpin_batch(holds);
     }
 

@@ -4,8 +4,10 @@
 //! once. A host without a GPU never pays for either.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::gpu::Gpu;
 use crate::memory::{
     Claim, Claims, EngineMemory, HostPool, Identity, ImportError, Mapping, SharedMemory,
 };
@@ -18,12 +20,19 @@ pub(super) struct Imports {
     /// The pools are nobody's to import.
     _pools: Vec<Claim>,
     mappings: Vec<Arc<Mapping>>,
+    /// The library of the driver, where it is not the one that the loader finds.
+    driver: Option<PathBuf>,
     #[cfg(feature = "gpu")]
     devices: std::sync::OnceLock<Result<crate::cuda::EngineDevices, String>>,
 }
 
 impl Imports {
-    pub(super) fn new(pools: &[Arc<HostPool>]) -> Self {
+    /// Where the node has a GPU of its own, the pools are registered with its driver already.
+    pub(super) fn new(pools: &[Arc<HostPool>], driver: Option<PathBuf>, gpu: Option<&Gpu>) -> Self {
+        #[cfg(feature = "gpu")]
+        let devices = gpu.map(|gpu| Ok(gpu.devices())).map(std::sync::OnceLock::from);
+        #[cfg(not(feature = "gpu"))]
+        let _without: Option<&Gpu> = gpu;
         let claims = Claims::default();
         let identities = pools.iter().filter_map(|pool| Identity::of_file(pool.memfd()).ok());
         let claimed = identities.filter_map(|identity| claims.claim(identity)).collect();
@@ -31,8 +40,9 @@ impl Imports {
             claims,
             _pools: claimed,
             mappings: pools.iter().map(|pool| Arc::clone(pool.mapping())).collect(),
+            driver,
             #[cfg(feature = "gpu")]
-            devices: std::sync::OnceLock::new(),
+            devices: devices.unwrap_or_default(),
         }
     }
 
@@ -61,7 +71,8 @@ impl Imports {
         use crate::cuda::{Driver, EngineDevices, LIBRARY_NAME};
 
         let devices = self.devices.get_or_init(|| {
-            let driver = Driver::open(LIBRARY_NAME).map_err(|error| error.to_string())?;
+            let library = self.driver.as_deref().unwrap_or(std::path::Path::new(LIBRARY_NAME));
+            let driver = Driver::open(library).map_err(|error| error.to_string())?;
             EngineDevices::new(driver, &self.mappings).map_err(|error| error.to_string())
         });
         let devices = devices.as_ref().map_err(|why| ImportError::NoGpu(why.clone()))?;
@@ -75,7 +86,7 @@ impl Imports {
         _bytes: u64,
         _file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
-        let _pools = &self.mappings;
+        let _unused = (&self.mappings, &self.driver);
         Err(ImportError::NoGpu("this binary was built without the feature gpu".to_owned()))
     }
 }

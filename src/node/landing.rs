@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use super::gpu::{Arriving, Tier};
 use super::residency::{Admitted, Patience, Residency};
 use crate::fabric::{Region, RegionId, RegisteredSpan};
+use crate::limits;
 use crate::memory::Reservation;
-use crate::peer::{Landing, Published};
+use crate::peer::{Landing, Published, Settled};
 use crate::protocol::Place;
-use crate::types::{BlockKey, EvictionRank, Extent, Load, PoolId};
+use crate::store::Found;
+use crate::types::{BlockKey, EvictionRank, Extent, Load, PoolId, Scope};
 
 /// A pool's registration with the fabric.
 #[derive(Debug, Clone, Copy)]
@@ -16,11 +19,23 @@ pub(super) struct PoolRegion {
     pub(super) region: Region,
 }
 
+/// Memory for a block that arrives.
+#[derive(Debug)]
+pub(super) enum Memory {
+    /// In a host pool.
+    Host(Reservation),
+    /// In the GPU's.
+    Gpu(Arriving),
+}
+
 /// Implements [`Landing`] on the node's memory and residents.
 #[derive(Debug)]
 pub(super) struct NodeLanding {
     pub(super) residency: Arc<Residency>,
     pub(super) regions: Vec<PoolRegion>,
+    pub(super) tier: Option<Tier>,
+    /// Host memory of one batch, kept for the next one.
+    pub(super) reserved: Vec<Reservation>,
 }
 
 impl NodeLanding {
@@ -30,44 +45,93 @@ impl NodeLanding {
 }
 
 impl Landing for NodeLanding {
-    type Memory = Reservation;
+    type Memory = Memory;
 
-    fn reserve(&mut self, sizes: &[u32], out: &mut Vec<Reservation>) {
-        self.residency.reserve_some(sizes, out, Patience::Goes);
+    fn reserve(&mut self, sizes: &[u32], out: &mut Vec<Memory>) {
+        let mut rest = sizes;
+        let mut victims = limits::INLINE_VICTIMS_MAX;
+        while let (Some(tier), Some((first, others))) = (&mut self.tier, rest.split_first())
+            && let Some(memory) = tier.reserve(*first, &mut victims)
+        {
+            out.push(Memory::Gpu(memory));
+            rest = others;
+        }
+        // What the GPU or its staging has no room for lands in host memory.
+        self.residency.reserve_some(rest, &mut self.reserved, Patience::Goes);
+        out.extend(self.reserved.drain(..).map(Memory::Host));
     }
 
-    fn spans(&self, memory: &Reservation) -> impl Iterator<Item = RegisteredSpan> {
-        let Extent { pool, offset, len } = memory.extent();
-        // Every pool is registered before the data thread starts; a region that does not exist is
-        // refused by the fabric as a local fault.
-        let region = self.region(pool).map_or(RegionId(u16::MAX), |region| region.id);
-        std::iter::once(RegisteredSpan { region, offset, len })
+    fn spans(&self, memory: &Memory) -> impl Iterator<Item = RegisteredSpan> {
+        let span = match (memory, &self.tier) {
+            (Memory::Gpu(memory), Some(tier)) => Some(tier.span(memory)),
+            (Memory::Gpu(_), None) => None,
+            (Memory::Host(memory), _) => {
+                let Extent { pool, offset, len } = memory.extent();
+                // Every pool is registered before the data thread starts; a region that does not
+                // exist is refused by the fabric as a local fault.
+                let region = self.region(pool).map_or(RegionId(u16::MAX), |region| region.id);
+                Some(RegisteredSpan { region, offset, len })
+            }
+        };
+        span.into_iter()
     }
 
-    fn checksum(&self, memory: &Reservation) -> u64 {
-        memory.pool().checksum(memory.extent()).unwrap_or_default()
+    fn settle(&mut self, memory: &mut Memory) -> Settled {
+        match (memory, &mut self.tier) {
+            (Memory::Host(_), _) => Settled::Now,
+            (Memory::Gpu(memory), Some(tier)) => tier.settle(memory),
+            (Memory::Gpu(_), None) => Settled::Never(Scope::Local),
+        }
+    }
+
+    fn checksum(&self, memory: &Memory) -> u64 {
+        match memory {
+            Memory::Host(memory) => memory.pool().checksum(memory.extent()).unwrap_or_default(),
+            Memory::Gpu(memory) => memory.checksum(),
+        }
     }
 
     fn publish(
         &mut self,
         key: BlockKey,
-        memory: Reservation,
+        memory: Memory,
         checksum: u64,
         rank: EvictionRank,
     ) -> Published {
-        match self.residency.admit_fetched(key, memory, checksum, rank) {
+        let lost = self.tier.as_ref().is_some_and(Tier::is_lost);
+        let admitted = match memory {
+            Memory::Gpu(_) if lost => Admitted::Full,
+            Memory::Host(memory) => self.residency.admit_fetched(key, memory, checksum, rank),
+            Memory::Gpu(memory) => match memory.into_reservation() {
+                Some(memory) => self.residency.admit_fetched(key, memory, checksum, rank),
+                None => Admitted::Full,
+            },
+        };
+        match admitted {
             Admitted::Stored(found) => Published::Stored(found),
             Admitted::AlreadyResident(found) => Published::AlreadyResident(found),
             Admitted::Full => Published::Full,
         }
     }
 
+    fn prepare(&mut self, found: &Found) -> bool {
+        match &mut self.tier {
+            Some(tier) if found.payload.extent.pool == PoolId::GPU => tier.prepare(found),
+            _ => true,
+        }
+    }
+
     fn remote(&self, extent: &Extent) -> Option<Place> {
-        self.region(extent.pool)?.remote(extent.offset, extent.len).map(Place::Span)
+        let span = match &self.tier {
+            Some(tier) if extent.pool == PoolId::GPU => tier.remote(extent),
+            _ => self.region(extent.pool)?.remote(extent.offset, extent.len),
+        };
+        span.map(Place::Span)
     }
 
     fn pause_ms(&self) -> u32 {
-        self.residency.pause_ms()
+        let staging = self.tier.as_ref().map_or(0, Tier::pause_ms);
+        self.residency.pause_ms().max(staging)
     }
 
     fn note_load(&self, load: Load) {

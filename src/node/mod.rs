@@ -15,6 +15,11 @@
 mod door;
 mod evictions;
 mod fetcher;
+#[cfg(feature = "gpu")]
+mod gpu;
+#[cfg(not(feature = "gpu"))]
+#[path = "no_gpu.rs"]
+mod gpu;
 mod imports;
 mod landing;
 mod options;
@@ -27,7 +32,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use options::{NodeError, NodeOptions, RegistryChoice};
+pub use options::{GpuOptions, NodeError, NodeOptions, RegistryChoice};
 pub use residency::Reserved;
 pub use snapshot::NodeSnapshot;
 pub use transport::TransportChoice;
@@ -39,6 +44,7 @@ use crate::limits;
 use crate::memory::{HostPool, Mapping, PoolOptions};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
+use crate::protocol::door::stat::GpuStat;
 use crate::protocol::{RegionEntry, SecretKey};
 use crate::registry::{
     Directory, DirectoryOptions, InProcess, Load, NodeIdentity, OwnerRegistry, Partition,
@@ -56,14 +62,15 @@ use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
 use crate::sys::memory::prefer_huge_pages;
 use crate::sys::watch::Watch;
-use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
+use crate::types::{BlockKey, MemoryKind, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
 
 use fetcher::{Fetcher, FetcherParts};
+use gpu::{Gpu, Shadows};
 use imports::Imports;
-use landing::{NodeLanding, PoolRegion};
-use residency::Residency;
-use transport::{Chosen, PeerAddress};
+use landing::NodeLanding;
+use residency::{DevicePool, Residency};
+use transport::{Chosen, PeerAddress, Registered, Served};
 
 /// How long a local client waits for the registry to know what it saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -92,6 +99,7 @@ pub struct Inner {
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
     imports: Imports,
+    gpu: Option<(GpuStat, Arc<Shadows>)>,
     clock: Clock,
 }
 
@@ -143,10 +151,13 @@ impl Node {
     ) -> Result<Self, NodeError> {
         // First, so that a second node at the same place takes no memory.
         let door = Door::bind(&options.socket, options.socket_mode)?;
-        let residency = Arc::new(residency(&options, clock, Arc::clone(&sink))?);
+        let (residency, gpu) = residency(&options, clock, Arc::clone(&sink))?;
+        let residency = Arc::new(residency);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
         let served = served(&options, &residency)?;
-        let chosen = Chosen::new(&options, &served)?;
+        let memory = gpu.as_ref().map(Gpu::memory);
+        let served = Served { pools: &served, gpu: memory.as_ref() };
+        let chosen = Chosen::new(&options, served)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
         let requester = match options.requester {
@@ -160,15 +171,9 @@ impl Node {
         let identity = NodeIdentity { node, epoch: clock.epoch(), address };
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
-        let started = match chosen {
-            Chosen::Verbs(fabric, regions) => {
-                start_data((*fabric, regions, &served), local, &options, &residency)?
-            }
-            Chosen::Tcp(fabric, regions) => {
-                start_data((*fabric, regions, &served), local, &options, &residency)?
-            }
-        };
-        let StartedData { handle: data, thread, transport } = started;
+        let imports = Imports::new(&residency.pools, options.gpu_driver.clone(), gpu.as_ref());
+        let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
+        let StartedData { handle: data, thread, transport, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
             registry: Arc::clone(&registry),
             identity: identity.clone(),
@@ -191,7 +196,6 @@ impl Node {
             sink,
         }));
         let inner = Arc::new(Inner {
-            imports: Imports::new(&residency.pools),
             identity,
             requester,
             transport,
@@ -201,6 +205,8 @@ impl Node {
             data,
             announcer: announcer.handle(),
             names: Mutex::default(),
+            imports,
+            gpu,
             clock,
         });
         let (stop_door, stopped) = oneshot::channel::<()>();
@@ -262,14 +268,18 @@ fn residency(
     options: &NodeOptions,
     clock: Clock,
     sink: Arc<dyn EventSink>,
-) -> Result<Residency, NodeError> {
+) -> Result<(Residency, Option<Gpu>), NodeError> {
     let pools = options.pools.iter().map(HostPool::create).collect::<Result<Vec<_>, _>>()?;
     let config = StoreConfig { capacity: options.capacity, policy: options.policy };
     let store = Arc::new(Store::new(config, Arc::clone(&sink))?);
     // Without them it works as well, only slower.
     let huge = store.tables().into_iter().try_for_each(prefer_huge_pages);
     drop(huge.inspect_err(|error| tracing::debug!(%error, "no huge pages for the store")));
-    Ok(Residency::new(store, pools, options.watermarks, clock, sink))
+    let driver = options.gpu_driver.as_deref();
+    let gpu = options.gpu.as_ref().map(|gpu| Gpu::open(gpu, driver, &pools)).transpose()?;
+    let device = gpu.as_ref().map(|gpu| DevicePool::new(gpu.pool()));
+    let pools = (pools, device);
+    Ok((Residency::new(store, pools, options.watermarks, clock, sink), gpu))
 }
 
 /// How this node introduces itself; its regions are added as they are registered.
@@ -312,11 +322,31 @@ struct StartedData {
     handle: DataHandle<PeerAddress>,
     thread: DataJoin,
     transport: &'static str,
+    gpu: Option<(GpuStat, Arc<Shadows>)>,
 }
 
-/// Starts the data thread on a fabric with which the pools are registered.
+/// Starts the data thread on the fabric that was chosen.
+fn start_on(
+    chosen: Chosen,
+    (served, gpu): (Served<'_>, Option<Gpu>),
+    local: LocalNode,
+    options: &NodeOptions,
+    residency: &Arc<Residency>,
+) -> Result<StartedData, NodeError> {
+    match chosen {
+        Chosen::Verbs(fabric, registered) => {
+            start_data(*fabric, (registered, served, gpu), local, options, residency)
+        }
+        Chosen::Tcp(fabric, registered) => {
+            start_data(*fabric, (registered, served, gpu), local, options, residency)
+        }
+    }
+}
+
+/// Starts the data thread on a fabric with which the memory is registered.
 fn start_data<F>(
-    (fabric, regions, served): (F, Vec<PoolRegion>, &[Arc<HostPool>]),
+    fabric: F,
+    (registered, served, gpu): (Registered, Served<'_>, Option<Gpu>),
     mut local: LocalNode,
     options: &NodeOptions,
     residency: &Arc<Residency>,
@@ -324,9 +354,9 @@ fn start_data<F>(
 where
     F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Watch + Send + 'static,
 {
-    let fabric = transport::with_neighbours(fabric, (&regions, served), options, local.node)?;
+    let fabric = transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
-    local.regions.extend(regions.iter().map(|pool| RegionEntry::from(&pool.region)));
+    local.regions.extend(registered.served().map(RegionEntry::from));
     let config = PeerConfig {
         lease: options.lease,
         requester: RequesterConfig {
@@ -335,7 +365,7 @@ where
             answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
         },
         pressure: Pressure::new(
-            residency.usage().bytes,
+            MemoryKind::ALL.map(|kind| residency.usage(kind).bytes).iter().sum(),
             options.lease.leases_total as u64,
             options.lease_watermarks,
         ),
@@ -345,10 +375,17 @@ where
     let sink = Arc::clone(&residency.sink);
     let capabilities = fabric.capabilities();
     let peers = Peers::new(local, config, capabilities, store, sink)?;
-    let landing = NodeLanding { residency: Arc::clone(residency), regions };
+    let gpu = gpu.zip(registered.gpu.as_ref());
+    let known = gpu.as_ref().map(|(gpu, regions)| (gpu.stat(regions), gpu.shadows()));
+    let landing = NodeLanding {
+        residency: Arc::clone(residency),
+        tier: gpu.map(|(gpu, regions)| gpu.into_tier(regions, Arc::clone(residency))),
+        regions: registered.pools,
+        reserved: Vec::new(),
+    };
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
-    Ok(StartedData { handle, thread, transport: capabilities.transport })
+    Ok(StartedData { handle, thread, transport: capabilities.transport, gpu: known })
 }
 
 fn registry(

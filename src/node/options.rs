@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::transport::TransportChoice;
 use crate::fabric::FabricError;
 use crate::lease::{LeaseConfig, LeaseConfigError};
-use crate::memory::{PoolError, PoolOptions, Watermarks};
+use crate::memory::{GpuDirect, PoolError, PoolOptions, Watermarks};
 use crate::policy::Policy;
 use crate::registry::RegistryError;
 use crate::runtime::door::BindError;
@@ -25,6 +25,19 @@ pub enum RegistryChoice {
     Grpc(String),
     /// Redis or Valkey at these `host:port`s: a server, or some of a cluster.
     Redis(Vec<String>),
+}
+
+/// A GPU and what of it a node takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// Its number, as the driver gives it in this process.
+    pub ordinal: u32,
+    /// Bytes of its memory.
+    pub pool_bytes: u64,
+    /// Which ways for cards into it may be taken.
+    pub direct: GpuDirect,
+    /// Bytes of host memory for blocks on their way into it, and as many for those that leave.
+    pub staging_bytes: u64,
 }
 
 /// What a node is made of. `config` documents each setting as users see it.
@@ -48,6 +61,8 @@ pub struct NodeOptions {
     pub rdma_devices: Vec<String>,
     /// Which device of a peer ours talk to; by NUMA node where empty.
     pub nic_pairs: Vec<NicPair>,
+    /// The RDMA devices that GPU memory goes over; empty for those nearest to the GPU.
+    pub gpu_nics: Vec<String>,
     /// The index of the GID to use on each; the best one where absent.
     pub gid_index: Option<u32>,
     /// How the data thread waits on an RDMA device.
@@ -58,6 +73,10 @@ pub struct NodeOptions {
     pub streams: usize,
     /// Memory pools, at least one.
     pub pools: Vec<PoolOptions>,
+    /// The GPU whose memory blocks may live in.
+    pub gpu: Option<GpuOptions>,
+    /// The library of the GPU's driver, where it is not the one that the loader finds.
+    pub gpu_driver: Option<PathBuf>,
     /// Most residents.
     pub capacity: u32,
     /// Ranks and victims.
@@ -92,6 +111,22 @@ pub enum NodeError {
     /// A memory pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// The GPU.
+    #[error("--gpu {ordinal} cannot be had: {why}")]
+    Gpu {
+        /// Its number.
+        ordinal: u32,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// The GPU's memory must be reached by cards, and is not.
+    #[error(
+        "--gpu-direct require cannot be had: {why}; any other choice lets blocks go through staging memory"
+    )]
+    GpuDirect {
+        /// What was refused, by whom.
+        why: String,
+    },
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreConfigError),

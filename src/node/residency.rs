@@ -1,6 +1,9 @@
 //! Memory and residents of one node: reserve, admit, evict. Shared by the data thread, the door and
 //! the reclaimer. Eviction takes no lock at all: what it changes is the store, which has none, and what it
 //! says goes through mailboxes ([`crate::sync::Mailbox`]) and words that anybody may write.
+//!
+//! Host memory and the GPU's are kept free each for itself: what goes from one makes no room in the other.
+//! Of a GPU that is lost all residents go, as soon as nobody has a pin on them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use super::evictions::Evictions;
 use crate::event::{Event, EventSink};
 use crate::limits;
-use crate::memory::{HostPool, Reservation, Usage, Watermarks};
+use crate::memory::{ExtentSpace, HostPool, Pool, Reservation, Usage, Watermarks};
 use crate::policy::Origin;
 use crate::protocol::door::EvictedBlock;
 use crate::registry::Partition;
@@ -17,7 +20,7 @@ use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
-use crate::types::{BlockKey, EvictionRank, Extent, Load, ResidentCause};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause};
 
 /// Victims of one step of the reclaimer.
 const VICTIMS_PER_STEP: usize = 64;
@@ -53,6 +56,20 @@ pub struct Reserved {
     pub(super) stored_before: u64,
 }
 
+/// A pool of a GPU's memory.
+#[derive(Debug)]
+pub(super) struct DevicePool {
+    pool: Arc<dyn Pool + Send + Sync>,
+    /// What is in it cannot be had any more.
+    lost: AtomicBool,
+}
+
+impl DevicePool {
+    pub(super) fn new(pool: Arc<dyn Pool + Send + Sync>) -> Self {
+        Self { pool, lost: AtomicBool::new(false) }
+    }
+}
+
 /// Whether a thread waits for others that reserve memory at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patience {
@@ -75,13 +92,15 @@ enum Placed {
 pub(super) struct Residency {
     pub(super) store: Arc<Store>,
     pub(super) pools: Vec<Arc<HostPool>>,
+    /// The GPU's, in which residents may lie too.
+    device: Option<DevicePool>,
     pub(super) sink: Arc<dyn EventSink>,
     pub(super) clock: Clock,
     watermarks: Watermarks,
     announcer: OnceLock<AnnouncerHandle>,
     reclaimer: OnceLock<ReclaimWaker>,
     evictions: Evictions,
-    /// Whether the last one who wanted victims found none.
+    /// Whether the last one who wanted victims in host memory found none.
     stuck: AtomicBool,
     /// What the data thread last said of its lending.
     lent_bytes: AtomicU64,
@@ -97,7 +116,7 @@ pub(super) struct Residency {
 impl Residency {
     pub(super) fn new(
         store: Arc<Store>,
-        pools: Vec<Arc<HostPool>>,
+        (pools, device): (Vec<Arc<HostPool>>, Option<DevicePool>),
         watermarks: Watermarks,
         clock: Clock,
         sink: Arc<dyn EventSink>,
@@ -106,6 +125,7 @@ impl Residency {
         Self {
             store,
             pools,
+            device,
             sink,
             clock,
             watermarks,
@@ -159,7 +179,7 @@ impl Residency {
             if victims_left > 0 {
                 let batch = victims_left.min(rest.len());
                 victims_left -= batch;
-                if self.evict(batch) > 0 {
+                if self.evict(MemoryKind::Host, batch) > 0 {
                     continue;
                 }
                 victims_left = 0;
@@ -170,12 +190,56 @@ impl Residency {
             }
             rest = others;
         }
-        if self.excess() > 0
+        self.wake_reclaimer(MemoryKind::Host);
+        out.len() - before
+    }
+
+    fn wake_reclaimer(&self, kind: MemoryKind) {
+        if self.excess(kind) > 0
             && let Some(reclaimer) = self.reclaimer.get()
         {
             reclaimer.wake();
         }
-        out.len() - before
+    }
+
+    /// Reserves memory of the GPU for a block; `None` where it finds none. Each of `victims` may go for
+    /// that. The data thread alone does this: it waits for nobody who has the pool's allocator.
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "there is no such memory then"))]
+    pub(super) fn reserve_on_device<P: Pool>(
+        &self,
+        pool: &Arc<P>,
+        len: u32,
+        victims: &mut usize,
+    ) -> Option<Reservation<P>> {
+        // A block that the pool could not hold if it were empty takes no victim.
+        let fits = u64::from(len) <= pool.space().bytes();
+        let memory = loop {
+            let memory = Reservation::reserve_one(pool, len);
+            if memory.is_some() || !fits || *victims == 0 {
+                break memory;
+            }
+            *victims -= 1;
+            if self.evict(MemoryKind::Device, 1) == 0 {
+                break None;
+            }
+        };
+        self.wake_reclaimer(MemoryKind::Device);
+        memory
+    }
+
+    /// The GPU is lost: what is in its memory goes. Whether that is news.
+    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "there is no such memory then"))]
+    pub(super) fn lose_device(&self) -> bool {
+        // Relaxed, as below: the flag carries no data; whoever sees it late fails by the driver.
+        let news = self.device.as_ref().is_some_and(|it| !it.lost.swap(true, Ordering::Relaxed));
+        if news && let Some(reclaimer) = self.reclaimer.get() {
+            reclaimer.wake();
+        }
+        news
+    }
+
+    pub(super) fn device_is_lost(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.lost.load(Ordering::Relaxed))
     }
 
     /// Tries to reserve memory for all of these blocks in one pool.
@@ -207,10 +271,10 @@ impl Residency {
     }
 
     /// Makes a block resident; a fetched one is pinned once.
-    pub(super) fn admit(
+    pub(super) fn admit<P: Pool>(
         &self,
         key: BlockKey,
-        memory: Reservation,
+        memory: Reservation<P>,
         checksum: u64,
         origin: Origin,
     ) -> Admitted {
@@ -218,7 +282,12 @@ impl Residency {
         let pinned = matches!(origin, Origin::Fetched { .. });
         let payload = Payload { extent: memory.extent(), checksum };
         let mut inserted = self.store.insert(key, payload, origin, pinned);
-        if inserted == Err(InsertError::Full) && self.evict(1) > 0 {
+        // Slots have no kind of memory: where none of its own can go, another one does.
+        let kind = payload.extent.pool.kind();
+        if inserted == Err(InsertError::Full)
+            && (self.evict(kind, 1) > 0
+                || MemoryKind::ALL.into_iter().any(|kind| self.evict(kind, 1) > 0))
+        {
             inserted = self.store.insert(key, payload, origin, pinned);
         }
         match inserted {
@@ -242,10 +311,10 @@ impl Residency {
 
     /// Makes a fetched block resident, pinned for the reader that waits. A resident that was here
     /// already is pinned instead, and its rank recovers.
-    pub(super) fn admit_fetched(
+    pub(super) fn admit_fetched<P: Pool>(
         &self,
         key: BlockKey,
-        memory: Reservation,
+        memory: Reservation<P>,
         checksum: u64,
         source: EvictionRank,
     ) -> Admitted {
@@ -274,12 +343,16 @@ impl Residency {
         self.digests.change(&key, is_here, note, || self.store.lookup(&key).is_some());
     }
 
-    /// Evicts up to `max` residents and gives their memory back; how many bytes, 0 where none went.
-    pub(super) fn evict(&self, max: usize) -> u64 {
+    /// Evicts up to `max` residents from this memory and gives it back; how many bytes, 0 where none
+    /// went.
+    pub(super) fn evict(&self, kind: MemoryKind, max: usize) -> u64 {
         let mut victims = Vec::with_capacity(max);
-        self.store.evict_batch(max, &mut victims);
-        // Relaxed: advice to those who read from here.
-        self.stuck.store(victims.is_empty(), Ordering::Relaxed);
+        self.store.evict_batch(kind, max, &mut victims);
+        if kind == MemoryKind::Host {
+            // Relaxed: advice to those who read from here. What finds no room in the GPU's memory
+            // lands in the host's, so that nobody has to hold back for its sake.
+            self.stuck.store(victims.is_empty(), Ordering::Relaxed);
+        }
         let now = self.clock.now();
         for victim in &victims {
             self.evictions.note(victim, now);
@@ -291,9 +364,9 @@ impl Residency {
 
     fn release(&self, victim: &Evicted) {
         let Extent { pool, .. } = victim.payload.extent;
-        let released = self.pools.iter().find(|own| own.id() == pool).map(|pool| {
+        let released = self.spaces().find(|own| own.id() == pool).map(|space| {
             // Nobody has a pin on the victim, and it is in no list any more.
-            pool.release(victim.payload.extent)
+            space.release(victim.payload.extent)
         });
         if !matches!(released, Some(Ok(()))) {
             // The store and the allocator disagree about who owns this memory: it stays out of use.
@@ -315,15 +388,28 @@ impl Residency {
         stats
     }
 
-    pub(super) fn usage(&self) -> Usage {
-        self.pools.iter().map(|pool| pool.usage()).fold(
-            Usage { bytes: 0, used: 0 },
-            |sum, usage| Usage { bytes: sum.bytes + usage.bytes, used: sum.used + usage.used },
-        )
+    /// How full all memory of this kind is.
+    pub(super) fn usage(&self, kind: MemoryKind) -> Usage {
+        let spaces = self.spaces().filter(|space| space.id().kind() == kind);
+        spaces.map(ExtentSpace::usage).fold(Usage { bytes: 0, used: 0 }, |sum, usage| Usage {
+            bytes: sum.bytes + usage.bytes,
+            used: sum.used + usage.used,
+        })
     }
 
-    fn excess(&self) -> u64 {
-        self.watermarks.excess(self.usage())
+    /// The spaces of all pools.
+    pub(super) fn spaces(&self) -> impl Iterator<Item = &ExtentSpace> {
+        let host = self.pools.iter().map(|pool| pool.space());
+        host.chain(self.device.iter().map(|device| device.pool.space()))
+    }
+
+    /// Bytes of this memory to reclaim now.
+    fn excess(&self, kind: MemoryKind) -> u64 {
+        let usage = self.usage(kind);
+        match kind {
+            MemoryKind::Device if self.device_is_lost() => usage.used,
+            _ => self.watermarks.excess(usage),
+        }
     }
 
     /// The data thread's load, for the registry and for whoever looks.
@@ -343,28 +429,32 @@ impl Residency {
     /// none: leases need no memory, and what they keep from eviction is not missed as long as something
     /// else can go. So whoever reads does not notice a reclaimer that is late.
     pub(super) fn pause_ms(&self) -> u32 {
-        let pressed = self.stuck.load(Ordering::Relaxed) && self.excess() > 0;
+        let pressed = self.stuck.load(Ordering::Relaxed) && self.excess(MemoryKind::Host) > 0;
         if pressed { PAUSE_UNDER_PRESSURE_MS } else { 0 }
     }
 }
 
-impl Reclaim for Residency {
-    fn reclaim(&self) -> Reclaimed {
+impl Residency {
+    fn reclaim_from(&self, kind: MemoryKind) -> Reclaimed {
         // The goal is fixed at the start: from above the high mark down to the low one.
-        let excess = self.excess();
+        let excess = self.excess(kind);
         if excess == 0 {
             return Reclaimed::Enough;
         }
-        let goal = self.usage().used.saturating_sub(excess);
+        let goal = self.usage(kind).used.saturating_sub(excess);
         // The first victim tells how large they are; the store is not walked to find out.
         let mut typical = excess;
-        while let left = self.usage().used.saturating_sub(goal)
+        while let left = self.usage(kind).used.saturating_sub(goal)
             && left > 0
         {
             // As many as are needed if all are as large as the last ones, so that none goes in vain.
             let victims = usize::try_from(left.div_ceil(typical)).unwrap_or(usize::MAX);
             let victims = victims.min(VICTIMS_PER_STEP);
-            let freed = self.evict(victims);
+            let freed = self.evict(kind, victims);
+            if freed == 0 && kind == MemoryKind::Device && self.device_is_lost() {
+                // What a lost GPU's copies own never comes back: no reason to look again at once.
+                return Reclaimed::Enough;
+            }
             if freed == 0 {
                 return Reclaimed::Stuck;
             }
@@ -374,42 +464,16 @@ impl Reclaim for Residency {
     }
 }
 
-#[cfg(test)]
-#[cfg(not(shuttle))]
-mod tests {
-    use super::*;
-    use crate::event::Discard;
-    use crate::memory::PoolOptions;
-    use crate::policy::Policy;
-    use crate::store::StoreConfig;
-    use crate::types::{BlockHash, NamespaceId, PoolId};
-
-    #[test]
-    fn readers_hold_back_only_where_what_they_keep_is_missed() {
-        let (id, bytes) = (PoolId(0), 16 << 10);
-        let options = PoolOptions { id, bytes, huge_pages: None, lock: false, numa_node: None };
-        let config = StoreConfig { capacity: 100, policy: Policy::default() };
-        let (marks, sink) = (Watermarks::new(500, 250).unwrap(), Arc::new(Discard));
-        let store = Arc::new(Store::new(config, sink.clone()).unwrap());
-        let pools = vec![HostPool::create(&options).unwrap()];
-        let residency = Residency::new(store, pools, marks, Clock::start(), sink);
-        let key = |name: u8| BlockKey {
-            namespace: NamespaceId(1),
-            hash: BlockHash::new(&[name]).unwrap(),
-        };
-        for name in 0..12 {
-            let memory = residency.reserve(&[1 << 10]).unwrap().pop().unwrap();
-            residency.admit(key(name), memory, 0, Origin::Saved { owners: None });
+impl Reclaim for Residency {
+    fn reclaim(&self) -> Reclaimed {
+        match MemoryKind::ALL.map(|kind| self.reclaim_from(kind)) {
+            found if found.contains(&Reclaimed::Some) => Reclaimed::Some,
+            found if found.contains(&Reclaimed::Stuck) => Reclaimed::Stuck,
+            _ => Reclaimed::Enough,
         }
-        assert!(residency.excess() > 0);
-        assert_eq!(residency.pause_ms(), 0, "there is much to evict");
-        let pins: Vec<_> =
-            (0..12).map(|name| residency.store.pin(&key(name)).unwrap().id).collect();
-        assert_eq!(residency.reclaim(), Reclaimed::Stuck);
-        assert_eq!(residency.pause_ms(), PAUSE_UNDER_PRESSURE_MS);
-        assert_eq!(residency.store.unpin_batch(&pins), 0);
-        assert_eq!(residency.reclaim(), Reclaimed::Some);
-        assert_eq!((residency.reclaim(), residency.pause_ms()), (Reclaimed::Enough, 0));
-        assert_eq!(residency.usage().used, 4 << 10);
     }
 }
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;

@@ -6,8 +6,8 @@ use super::Inner;
 use crate::fabric::Rail;
 use crate::health::{BreakerState, Entry};
 use crate::protocol::door::stat::{
-    HealthStat, NodeStat, PeerStat, PoolStat, RailStat, RegistryStat, RequesterStat, ResidentStat,
-    StatReport,
+    GpuStat, HealthStat, NodeStat, PeerStat, PoolStat, RailStat, RegistryStat, RequesterStat,
+    ResidentStat, StatReport,
 };
 use crate::protocol::millis;
 use crate::runtime::data::{PeerSnapshot, Stopped};
@@ -77,10 +77,10 @@ impl Inner {
         let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
         let stats = self.residency.count().await;
         let announcer = self.announcer.state();
-        let pools = self.residency.pools.iter().map(|pool| {
-            let usage = pool.usage();
+        let pools = self.residency.spaces().map(|space| {
+            let usage = space.usage();
             let free_bytes = usage.bytes.saturating_sub(usage.used);
-            PoolStat { id: pool.id().0, bytes: usage.bytes, free_bytes }
+            PoolStat { id: space.id().0, bytes: usage.bytes, free_bytes }
         });
         let report = StatReport {
             node: NodeStat {
@@ -93,6 +93,10 @@ impl Inner {
                 heartbeat_age_ms: millis(self.heartbeat_age()).into(),
             },
             pools: pools.collect(),
+            gpu: self
+                .gpu
+                .as_ref()
+                .map(|(stat, _)| GpuStat { lost: self.residency.device_is_lost(), ..stat.clone() }),
             residents: ResidentStat {
                 blocks: stats.residents.into(),
                 bytes: stats.bytes,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::landing::PoolRegion;
 use super::options::{NodeError, NodeOptions};
-use crate::fabric::{Access, Fabric, FabricError};
-use crate::memory::{HostPool, Mapping};
+use crate::fabric::{Access, Fabric, FabricError, Region};
+use crate::memory::{Climb, ForeignMemory, GpuDirect, HostPool, Mapping};
 use crate::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
 use crate::sys::watch::Watch;
 use crate::tcp::{TcpConfig, TcpFabric};
@@ -64,25 +64,76 @@ impl FromStr for TransportChoice {
     }
 }
 
-/// The fabric that was chosen, with the pools registered.
+/// What a fabric registers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Served<'a> {
+    pub(super) pools: &'a [Arc<HostPool>],
+    pub(super) gpu: Option<&'a GpuMemory>,
+}
+
+/// A GPU's memory as fabrics meet it.
+#[derive(Debug, Clone)]
+pub(super) struct GpuMemory {
+    pub(super) pool: Arc<dyn ForeignMemory>,
+    pub(super) direct: GpuDirect,
+    /// Where blocks land that go there.
+    pub(super) arriving: Arc<Mapping>,
+    /// Where blocks are read that are lent from there.
+    pub(super) leaving: Arc<Mapping>,
+}
+
+/// What was registered with a fabric.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) pools: Vec<PoolRegion>,
+    pub(super) gpu: Option<GpuRegions>,
+}
+
+impl Registered {
+    /// The regions that peers are told of. The pool that probes read stays the last one.
+    pub(super) fn served(&self) -> impl Iterator<Item = &Region> {
+        let gpu = self.gpu.iter().flat_map(|gpu| gpu.direct.iter().chain([&gpu.leaving]));
+        let (pools, last) = self.pools.split_at(self.pools.len().saturating_sub(1));
+        pools.iter().map(|pool| &pool.region).chain(gpu).chain(last.iter().map(|pool| &pool.region))
+    }
+}
+
+/// A GPU's memory, registered.
+#[derive(Debug, Clone)]
+pub(super) struct GpuRegions {
+    /// The pool itself, where every card reaches it.
+    pub(super) direct: Option<Region>,
+    pub(super) climb: Climb,
+    pub(super) arriving: Region,
+    pub(super) leaving: Region,
+}
+
+/// The fabric that was chosen, with the memory registered.
 #[derive(Debug)]
 pub(super) enum Chosen {
-    Verbs(Box<VerbsFabric>, Vec<PoolRegion>),
-    Tcp(Box<TcpFabric>, Vec<PoolRegion>),
+    Verbs(Box<VerbsFabric>, Registered),
+    Tcp(Box<TcpFabric>, Registered),
 }
 
 impl Chosen {
     /// Makes the fabric that the options ask for. A device with which the pools cannot be registered
     /// does not work.
-    pub(super) fn new(options: &NodeOptions, pools: &[Arc<HostPool>]) -> Result<Self, NodeError> {
+    pub(super) fn new(options: &NodeOptions, served: Served<'_>) -> Result<Self, NodeError> {
+        let chosen = Self::choose(options, served)?;
+        chosen.check_direct(options)?;
+        Ok(chosen)
+    }
+
+    fn choose(options: &NodeOptions, served: Served<'_>) -> Result<Self, NodeError> {
         // Shared memory has a TCP fabric beside it, whose address is the node's in the registry.
         if matches!(options.transport, TransportChoice::Tcp | TransportChoice::Shm) {
-            return tcp(options, pools);
+            return tcp(options, served);
         }
         let made = VerbsFabric::new(&VerbsConfig {
             listen: Some(options.listen),
             devices: options.rdma_devices.clone(),
             pairs: options.nic_pairs.clone(),
+            gpu_nics: options.gpu_nics.clone(),
             gid_index: options.gid_index,
             lanes: options.streams,
             lease_windows: options.lease_windows,
@@ -90,8 +141,11 @@ impl Chosen {
             ..VerbsConfig::default()
         });
         let made = made.and_then(|mut fabric| {
-            let regions = register(&mut fabric, pools)?;
-            Ok(Self::Verbs(Box::new(fabric), regions))
+            let registered = register(&mut fabric, served, |fabric, gpu| {
+                let rungs = gpu.direct.direct();
+                fabric.register_foreign(&gpu.pool, Access::RemoteRead, rungs)
+            })?;
+            Ok(Self::Verbs(Box::new(fabric), registered))
         });
         match made {
             Ok(chosen) => Ok(chosen),
@@ -99,9 +153,26 @@ impl Chosen {
             Err(error) if options.lease_windows => Err(NodeError::Windows(error)),
             Err(error) if options.transport == TransportChoice::Auto => {
                 tracing::warn!(%error, "no RDMA: this node uses TCP");
-                tcp(options, pools)
+                tcp(options, served)
             }
             Err(error) => Err(NodeError::Verbs(error)),
+        }
+    }
+
+    /// Refuses staging where cards must reach the GPU's memory itself.
+    fn check_direct(&self, options: &NodeOptions) -> Result<(), NodeError> {
+        let (Self::Verbs(_, registered) | Self::Tcp(_, registered)) = self;
+        let required = options.gpu.is_some_and(|gpu| gpu.direct == GpuDirect::Require);
+        match &registered.gpu {
+            Some(GpuRegions { direct: None, climb, .. }) if required => {
+                let refused: Vec<_> = climb.refused.iter().map(ToString::to_string).collect();
+                let why = match refused.is_empty() {
+                    true => "no RDMA device is in use".to_owned(),
+                    false => refused.join("; "),
+                };
+                Err(NodeError::GpuDirect { why })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -114,18 +185,23 @@ impl Chosen {
     }
 }
 
-fn tcp(options: &NodeOptions, pools: &[Arc<HostPool>]) -> Result<Chosen, NodeError> {
+fn tcp(options: &NodeOptions, served: Served<'_>) -> Result<Chosen, NodeError> {
     let mut fabric = TcpFabric::new(TcpConfig {
         listen: Some(options.listen),
         streams: options.streams,
         ..TcpConfig::default()
     })?;
-    let regions = register(&mut fabric, pools)?;
-    Ok(Chosen::Tcp(Box::new(fabric), regions))
+    // It serves in software, from memory that the CPU reads.
+    let registered = register(&mut fabric, served, |_, _| Ok((None, Climb::default())))?;
+    Ok(Chosen::Tcp(Box::new(fabric), registered))
 }
 
-/// Lets peers READ the pools, once they are admitted.
-fn register<F>(fabric: &mut F, pools: &[Arc<HostPool>]) -> Result<Vec<PoolRegion>, FabricError>
+/// Lets peers READ the pools, once they are admitted, and the GPU's memory as far as there is a way.
+fn register<F>(
+    fabric: &mut F,
+    served: Served<'_>,
+    climb: impl FnOnce(&mut F, &GpuMemory) -> Result<(Option<Region>, Climb), FabricError>,
+) -> Result<Registered, FabricError>
 where
     F: Fabric<Memory = Mapping>,
 {
@@ -133,14 +209,24 @@ where
         let region = fabric.register(Arc::clone(pool.mapping()), Access::RemoteRead)?;
         Ok(PoolRegion { pool: pool.id(), region })
     };
-    pools.iter().map(one).collect()
+    let pools = served.pools.iter().map(one).collect::<Result<_, FabricError>>()?;
+    let gpu = served.gpu.map(|gpu| {
+        let (direct, climb) = climb(fabric, gpu)?;
+        Ok::<_, FabricError>(GpuRegions {
+            direct,
+            climb,
+            arriving: fabric.register(Arc::clone(&gpu.arriving), Access::Local)?,
+            leaving: fabric.register(Arc::clone(&gpu.leaving), Access::RemoteRead)?,
+        })
+    });
+    Ok(Registered { pools, gpu: gpu.transpose()? })
 }
 
 /// Puts shared memory with peers on this host beside a fabric with which the pools are registered,
 /// where the options ask for it. Where it cannot be had and need not, the fabric stays alone.
 pub(super) fn with_neighbours<F>(
     far: F,
-    (regions, pools): (&[PoolRegion], &[Arc<HostPool>]),
+    (registered, served): (&Registered, Served<'_>),
     options: &NodeOptions,
     node: NodeId,
 ) -> Result<WithShm<F>, NodeError>
@@ -150,8 +236,12 @@ where
     let make = || {
         let listen = Some(ShmName::of_node(node));
         let mut fabric = ShmFabric::new(&ShmConfig { listen, ..ShmConfig::default() })?;
-        for (pool, PoolRegion { region, .. }) in pools.iter().zip(regions) {
+        for (pool, PoolRegion { region, .. }) in served.pools.iter().zip(&registered.pools) {
             fabric.adopt(region, Arc::clone(pool.mapping()), Access::RemoteRead)?;
+        }
+        if let (Some(gpu), Some(regions)) = (served.gpu, &registered.gpu) {
+            fabric.adopt(&regions.arriving, Arc::clone(&gpu.arriving), Access::Local)?;
+            fabric.adopt(&regions.leaving, Arc::clone(&gpu.leaving), Access::RemoteRead)?;
         }
         Ok(fabric)
     };
@@ -159,11 +249,18 @@ where
     let near = match options.transport {
         TransportChoice::Shm => Some(make().map_err(NodeError::Shm)?),
         // A peer that maps a pool needs no key: leases would not end with theirs.
-        TransportChoice::Auto if options.shared_memory && !options.lease_windows => make()
-            .inspect_err(|error: &FabricError| {
-                tracing::warn!(%error, "no shared memory with peers on this host");
-            })
-            .ok(),
+        // One that maps pools cannot map a GPU's, which is lent as it is where cards reach it.
+        TransportChoice::Auto
+            if options.shared_memory
+                && !options.lease_windows
+                && registered.gpu.as_ref().is_none_or(|gpu| gpu.direct.is_none()) =>
+        {
+            make()
+                .inspect_err(|error: &FabricError| {
+                    tracing::warn!(%error, "no shared memory with peers on this host");
+                })
+                .ok()
+        }
         _ => None,
     };
     Ok(WithShm::new(far, near, only)?)

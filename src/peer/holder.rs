@@ -53,6 +53,10 @@ pub(super) struct Holder {
     draining: bool,
     keys: Vec<BlockKey>,
     pinned: Vec<Result<Found, PinError>>,
+    /// Lends whose blocks are not ready to be read yet.
+    parked: Vec<ParkedLend>,
+    /// When they are looked at again.
+    look_at: Timestamp,
     ranks: Vec<u8>,
 }
 
@@ -73,6 +77,8 @@ impl Holder {
             draining: false,
             keys: Vec::new(),
             pinned: Vec::new(),
+            parked: Vec::new(),
+            look_at: Timestamp::ZERO,
             ranks: Vec::new(),
         })
     }
@@ -88,21 +94,74 @@ impl Holder {
         cx: &mut Context<'_, L>,
     ) {
         let &Lend { request, namespace, hashes } = lend;
-        let mut loans = std::mem::take(&mut cx.outbox.loans);
-        loans.clear();
-        let lease = if self.draining {
+        if self.draining {
             let blocks = hashes.len() as u64;
             self.sink.emit(Event::LendRefused { reason: LendRefusal::Draining, blocks });
+            let mut loans = std::mem::take(&mut cx.outbox.loans);
+            loans.clear();
             loans.resize(hashes.len(), Loan::Busy(LendRefusal::Draining).into());
-            LeaseId::NONE
+            return self.answer_lend(remote, request, (LeaseId::NONE, loans), cx);
+        }
+        self.keys.clear();
+        let key = |entry: &HashEntry| BlockKey { namespace, hash: entry.hash() };
+        self.keys.extend(hashes.iter().map(key));
+        self.pinned.clear();
+        self.store.pin_batch(&self.keys, &mut self.pinned);
+        if prepare_all(&self.pinned, cx.landing) {
+            self.lend_now(remote, request, cx);
+        } else if self.parked.len() < limits::PARKED_LENDS_MAX {
+            let (connection, until) = (remote.connection, cx.now + limits::PREPARE_TIMEOUT);
+            let pinned = std::mem::take(&mut self.pinned);
+            self.parked.push(ParkedLend { connection, request, pinned, until });
         } else {
-            self.keys.clear();
-            let key = |entry: &HashEntry| BlockKey { namespace, hash: entry.hash() };
-            self.keys.extend(hashes.iter().map(key));
-            self.pinned.clear();
-            self.store.pin_batch(&self.keys, &mut self.pinned);
-            self.lend_pinned(remote, cx.landing, &mut loans, cx.now)
-        };
+            self.lend_now(remote, request, cx);
+        }
+    }
+
+    /// Answers lends whose blocks have become ready, or have taken too long. `remote` knows the peers
+    /// that are up.
+    pub(super) fn handle_parked<'r, L: Landing>(
+        &mut self,
+        remote: impl Fn(ConnectionId) -> Option<&'r Remote>,
+        cx: &mut Context<'_, L>,
+    ) {
+        self.look_at = cx.now + limits::LOOK_AGAIN;
+        let mut at = 0;
+        while let Some(parked) = self.parked.get(at) {
+            let ready = prepare_all(&parked.pinned, cx.landing);
+            if !ready && parked.until > cx.now {
+                at += 1;
+                continue;
+            }
+            let ParkedLend { connection, request, pinned, .. } = self.parked.swap_remove(at);
+            self.pinned = pinned;
+            match remote(connection) {
+                Some(remote) => self.lend_now(remote, request, cx),
+                None => unpin_all(&self.pinned, &self.store),
+            }
+        }
+    }
+
+    /// Lends what is pinned.
+    fn lend_now<L: Landing>(
+        &mut self,
+        remote: &Remote,
+        request: RequestId,
+        cx: &mut Context<'_, L>,
+    ) {
+        let mut loans = std::mem::take(&mut cx.outbox.loans);
+        loans.clear();
+        let lease = self.lend_pinned(remote, cx.landing, &mut loans, cx.now);
+        self.answer_lend(remote, request, (lease, loans), cx);
+    }
+
+    fn answer_lend<L: Landing>(
+        &mut self,
+        remote: &Remote,
+        request: RequestId,
+        (lease, loans): (LeaseId, Vec<LoanEntry>),
+        cx: &mut Context<'_, L>,
+    ) {
         let (ttl_ms, load) = (self.ttl_ms(), self.load(cx.landing));
         let answer = Message::Lease { request, lease, ttl_ms, load, loans: &loans };
         if lease != LeaseId::NONE {
@@ -119,7 +178,7 @@ impl Holder {
     fn lend_pinned<L: Landing>(
         &mut self,
         remote: &Remote,
-        landing: &L,
+        landing: &mut L,
         loans: &mut Vec<LoanEntry>,
         now: Timestamp,
     ) -> LeaseId {
@@ -132,58 +191,40 @@ impl Holder {
                 return LeaseId::NONE;
             }
         };
-        let (mut over_pinned, mut over_pressed, mut without_window) = (0, 0, 0);
         let reader = (remote.connection, remote.requester);
+        let mut refused = false;
         for pinned in &self.pinned {
+            let covers = (&mut self.windows, &mut self.layouts);
             let loan = match *pinned {
-                Ok(found) => match landing.remote(&found.payload.extent) {
-                    Some(place) if u64::from(place.len()) > room => {
-                        draft.skip();
-                        Residents::unpin(&*self.store, found.id);
-                        over_pressed += 1;
-                        Loan::Busy(LendRefusal::Pressure)
-                    }
-                    Some(place)
-                        if !cover((&mut self.windows, &mut self.layouts), reader, &place) =>
-                    {
-                        draft.skip();
-                        Residents::unpin(&*self.store, found.id);
-                        without_window += 1;
-                        Loan::Busy(LendRefusal::Windows)
-                    }
-                    Some(place) if draft.lend(found.id, place.len().into()).is_ok() => {
+                Ok(found) => match place(&found, room, (covers, reader), landing) {
+                    Ok(place) if draft.lend(found.id, place.len().into()).is_ok() => {
                         room -= u64::from(place.len());
-                        Loan::Ready {
-                            rank: found.rank,
-                            generation: found.id.generation,
-                            place,
-                            checksum: found.payload.checksum,
-                        }
+                        let (rank, checksum) = (found.rank, found.payload.checksum);
+                        let generation = found.id.generation;
+                        loans.push(Loan::Ready { rank, generation, place, checksum }.into());
+                        continue;
                     }
                     // Over quota; the draft has let go of the pin.
-                    Some(place) => {
+                    Ok(place) => {
                         uncover(&mut self.windows, remote.connection, &place);
-                        Loan::Busy(LendRefusal::Quota)
+                        loans.push(Loan::Busy(LendRefusal::Quota).into());
+                        continue;
                     }
-                    None => {
-                        draft.skip();
+                    Err(loan) => {
                         Residents::unpin(&*self.store, found.id);
-                        Loan::Failed
+                        loan
                     }
                 },
-                Err(PinError::NotFound) => {
-                    draft.skip();
-                    Loan::NotFound
-                }
-                Err(PinError::TooManyPins) => {
-                    draft.skip();
-                    over_pinned += 1;
-                    Loan::Busy(LendRefusal::Pins)
-                }
+                Err(PinError::NotFound) => Loan::NotFound,
+                Err(PinError::TooManyPins) => Loan::Busy(LendRefusal::Pins),
             };
+            draft.skip();
+            refused |= matches!(loan, Loan::Busy(_));
             loans.push(loan.into());
         }
-        tell_refused(&*self.sink, [over_pinned, over_pressed, without_window]);
+        if refused {
+            tell_refused(&*self.sink, loans);
+        }
         draft.grant(now)
     }
 
@@ -290,6 +331,9 @@ impl Holder {
     pub(super) fn handle_closed(&mut self, on: ConnectionId) {
         self.windows.handle_closed(on);
         self.layouts.handle_closed(on);
+        for parked in self.parked.extract_if(.., |parked| parked.connection == on) {
+            unpin_all(&parked.pinned, &self.store);
+        }
     }
 
     pub(super) fn is_cutting(&self, requester: RequesterIndex) -> bool {
@@ -317,7 +361,9 @@ impl Holder {
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         let revoking = self.windows.are_used().then_some(&self.cutting);
         let limits = revoking.into_iter().flatten().map(|(_, limit)| *limit);
-        self.leases.poll_timeout().into_iter().chain(limits).min()
+        // No event tells that a block has become ready.
+        let parked = (!self.parked.is_empty()).then_some(self.look_at);
+        self.leases.poll_timeout().into_iter().chain(limits).chain(parked).min()
     }
 
     /// What all requesters hold.
@@ -341,11 +387,33 @@ impl Holder {
     }
 }
 
-/// Says how many blocks were refused for want of pins, of room, and of windows.
-fn tell_refused(sink: &dyn EventSink, counts: [u64; 3]) {
-    let reasons = [LendRefusal::Pins, LendRefusal::Pressure, LendRefusal::Windows];
-    for (reason, blocks) in reasons.into_iter().zip(counts).filter(|(_, blocks)| *blocks > 0) {
-        sink.emit(Event::LendRefused { reason, blocks });
+/// Says how many blocks were refused here, by their reasons; the leases tell of quotas themselves.
+fn tell_refused(sink: &dyn EventSink, loans: &[LoanEntry]) {
+    for reason in LendRefusal::ALL.into_iter().filter(|reason| *reason != LendRefusal::Quota) {
+        let refused = loans.iter().filter(|entry| entry.loan() == Loan::Busy(reason));
+        let blocks = refused.count() as u64;
+        if blocks > 0 {
+            sink.emit(Event::LendRefused { reason, blocks });
+        }
+    }
+}
+
+/// Where a peer is to read a pinned resident; else what it is told, and the pin is the caller's still.
+fn place<L: Landing>(
+    found: &Found,
+    room: u64,
+    (covers, reader): ((&mut Windows, &mut ToldLayouts), (ConnectionId, RequesterIndex)),
+    landing: &mut L,
+) -> Result<Place, Loan> {
+    // It has waited for that as long as it may.
+    if !landing.prepare(found) {
+        return Err(Loan::Busy(LendRefusal::Staging));
+    }
+    match landing.remote(&found.payload.extent) {
+        None => Err(Loan::Failed),
+        Some(place) if u64::from(place.len()) > room => Err(Loan::Busy(LendRefusal::Pressure)),
+        Some(place) if !cover(covers, reader, &place) => Err(Loan::Busy(LendRefusal::Windows)),
+        Some(place) => Ok(place),
     }
 }
 
@@ -370,6 +438,28 @@ fn uncover(windows: &mut Windows, on: ConnectionId, place: &Place) {
     }
 }
 
+/// A lend whose blocks are pinned and not ready to be read yet.
+#[derive(Debug)]
+struct ParkedLend {
+    connection: ConnectionId,
+    request: RequestId,
+    pinned: Vec<Result<Found, PinError>>,
+    until: Timestamp,
+}
+
+/// Makes all blocks of a lend ready, or begins to; whether they are.
+fn prepare_all<L: Landing>(pinned: &[Result<Found, PinError>], landing: &mut L) -> bool {
+    // All of them are asked, so that what takes time runs at once.
+    let unready = pinned.iter().flatten().filter(|found| !landing.prepare(found));
+    unready.count() == 0
+}
+
+fn unpin_all(pinned: &[Result<Found, PinError>], store: &Store) {
+    for found in pinned.iter().flatten() {
+        Residents::unpin(store, found.id);
+    }
+}
+
 /// Lets go of all pins and says why nothing is lent.
 fn refuse_all(
     pinned: &[Result<Found, PinError>],
@@ -377,9 +467,7 @@ fn refuse_all(
     store: &Store,
     loans: &mut Vec<LoanEntry>,
 ) {
-    for found in pinned.iter().flatten() {
-        Residents::unpin(store, found.id);
-    }
+    unpin_all(pinned, store);
     let answer = |pinned: &Result<Found, PinError>| match pinned {
         Err(PinError::NotFound) => Loan::NotFound,
         Err(PinError::TooManyPins) => Loan::Busy(LendRefusal::Pins),

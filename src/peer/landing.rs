@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use crate::fabric::RegisteredSpan;
 use crate::protocol::{Place, RegionEntry, TensorEntry};
 use crate::store::Found;
-use crate::types::{BlockKey, EvictionRank, Extent, Load};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, Scope};
 
 /// What became of a block that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +16,17 @@ pub enum Published {
     AlreadyResident(Found),
     /// There is no room for one more resident.
     Full,
+}
+
+/// How far a block that landed has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// Its bytes are where they belong, and their checksum can be asked for.
+    Now,
+    /// That takes longer: to be asked again.
+    Later,
+    /// It will not come to that.
+    Never(Scope),
 }
 
 /// A layout as peers are told it.
@@ -43,7 +54,14 @@ pub trait Landing {
     /// one for each segment. Together they have the length that was reserved.
     fn spans(&self, memory: &Self::Memory) -> impl Iterator<Item = RegisteredSpan>;
 
-    /// The checksum of the logical bytes that are in this memory now.
+    /// Brings a block whose READs have succeeded to its place, a step at a time and without waiting:
+    /// where that takes copies, they are begun by one call and found to have ended by a later one.
+    fn settle(&mut self, memory: &mut Self::Memory) -> Settled {
+        let _ = memory;
+        Settled::Now
+    }
+
+    /// The checksum of the logical bytes that are in this memory now. Asked for once it has settled.
     fn checksum(&self, memory: &Self::Memory) -> u64;
 
     /// Makes a fetched block resident with this rank.
@@ -54,6 +72,14 @@ pub trait Landing {
         checksum: u64,
         rank: EvictionRank,
     ) -> Published;
+
+    /// Makes a resident, which the caller has pinned, ready for [`Self::remote`], a step at a time and
+    /// without waiting. Whether it is; a caller that gives up asks for it no more, and tells its reader to
+    /// pause by [`Self::pause_ms`].
+    fn prepare(&mut self, found: &Found) -> bool {
+        let _ = found;
+        true
+    }
 
     /// What a peer is told to read for a resident's extent; `None` where it is not registered. A layout
     /// that it names is one that [`Self::layout`] knows, as long as a resident lies in it.

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fetch::{FetchId, FetchOutcome, FetchRequest, Fetched};
-pub use landing::{Landing, LentLayout, Published};
+pub use landing::{Landing, LentLayout, Published, Settled};
 pub use outbox::Output;
 pub use pressure::Pressure;
 pub use requester::RequesterConfig;
@@ -342,12 +342,24 @@ impl<L: Landing> Peers<L> {
         self.check_answers(now);
         self.resume_held(now);
         self.break_and_settle(Scope::Path, landing, now);
+        self.lend_parked(landing, now);
         self.check_silence(now);
         self.cut_overdue(now);
         self.cut_expired(now);
         self.finish_cuts(landing, now);
         self.begin_probes(now);
         self.tend(landing, now);
+    }
+
+    /// Lends of ours whose blocks have become ready.
+    fn lend_parked(&mut self, landing: &mut L, now: Timestamp) {
+        let connections = &self.connections;
+        let remote = |on| match connections.get(&on).map(|found| &found.state) {
+            Some(State::Up { remote }) => Some(remote),
+            _ => None,
+        };
+        let (outbox, sink) = (&mut self.outbox, &*self.sink);
+        self.holder.handle_parked(remote, &mut Context { landing, outbox, sink, now });
     }
 
     /// Lends whose holder's pause is over.

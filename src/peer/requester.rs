@@ -22,7 +22,7 @@ use super::fetch::{
 use super::landing::Landing;
 use super::outbox::{Context, Outbox};
 use super::probe::Probes;
-use super::settle::{Replay, owe};
+use super::settle::{Replay, Settling, owe};
 use super::silence::Asked;
 use crate::event::{BusyReason, Event, EventSink, LendRefusal};
 use crate::fabric::{Completion, CompletionStatus, ConnectionId, ReadBatch};
@@ -63,6 +63,10 @@ pub(super) struct Requester<L: Landing> {
     pub(super) replays: VecDeque<Replay>,
     pub(super) done: VecDeque<Fetched>,
     pub(super) finished: Vec<FinishedBlock<L::Memory>>,
+    /// Transfers whose blocks have landed and are on their way to their places.
+    pub(super) settling: Vec<Settling<L::Memory>>,
+    /// When they are looked at again.
+    pub(super) look_at: Timestamp,
     pub(super) bitmap: Vec<u8>,
     pub(super) scratch: Scratch<L::Memory>,
     /// Connections on which keys were refused; a few of the latest.
@@ -87,6 +91,8 @@ impl<L: Landing> Requester<L> {
             replays: VecDeque::new(),
             done: VecDeque::new(),
             finished: Vec::new(),
+            settling: Vec::new(),
+            look_at: Timestamp::ZERO,
             bitmap: Vec::new(),
             scratch: Scratch::default(),
             stale: VecDeque::new(),
@@ -464,12 +470,14 @@ impl<L: Landing> Requester<L> {
             .map(|fetch| fetch.held_until.or(fetch.renewal()).unwrap_or(fetch.deadline));
         // A refused post may have ended a transfer outside of any event.
         let over = self.transfers.has_finished().then_some(Timestamp::ZERO);
+        // No event tells that a block has come to its place.
+        let settling = (!self.settling.is_empty()).then_some(self.look_at);
         let probes = self.probes.poll_timeout();
-        own.chain(self.transfers.poll_timeout()).chain(over).chain(probes).min()
+        own.chain(self.transfers.poll_timeout()).chain(over).chain(settling).chain(probes).min()
     }
 
     pub(super) fn unfinished(&self) -> usize {
-        self.fetches.len() + self.transfers.running()
+        self.fetches.len() + self.transfers.running() + self.settling.len()
     }
 
     pub(super) fn poll_fetched(&mut self) -> Option<Fetched> {

@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 
 use super::fetch::{Fetch, FetchOutcome, Phase};
-use super::landing::Landing;
+use super::landing::{Landing, Settled};
 use super::outbox::Context;
 use super::requester::Requester;
 use crate::event::Event;
 use crate::fabric::ConnectionId;
 use crate::health::{Cause, Verdict};
+use crate::limits;
 use crate::protocol::{Message, Outcomes, rank};
-use crate::transfer::{FinishedBlock, TransferId};
-use crate::types::{LeaseId, NodeId, Scope};
+use crate::transfer::{Finished, FinishedBlock, TransferId};
+use crate::types::{LeaseId, NodeId, Scope, Timestamp};
 
 /// Completions kept for the next connection to their node. One more drops the oldest, whose rank
 /// step is then lost: eviction quality, never data.
@@ -26,39 +27,42 @@ pub(super) struct Replay {
     pub(super) bitmap: Vec<u8>,
 }
 
+/// A transfer that is over, whose blocks are not all in their places.
+#[derive(Debug)]
+pub(super) struct Settling<M> {
+    finished: Finished,
+    blocks: Vec<FinishedBlock<M>>,
+    /// When what has not settled is given up. Its memory belongs to the landing as long as it takes.
+    until: Timestamp,
+}
+
 impl<L: Landing> Requester<L> {
     /// Ends what can end: verifies and completes transfers that are over, and publishes what landed
     /// where the holder can no longer answer.
     pub(super) fn settle(&mut self, cx: &mut Context<'_, L>) {
+        self.look_at = cx.now + limits::LOOK_AGAIN;
+        let mut at = 0;
+        while let Some(settling) = self.settling.get_mut(at) {
+            let late = settling.until <= cx.now;
+            if settle_all(&mut settling.blocks, cx.landing, late) {
+                let Settling { finished, mut blocks, .. } = self.settling.swap_remove(at);
+                self.conclude(finished, &mut blocks, cx);
+            } else {
+                at += 1;
+            }
+        }
         let mut blocks = std::mem::take(&mut self.finished);
         while let Some(finished) = self.transfers.poll_finished(&mut blocks) {
-            let reading = |fetch: &&mut Fetch<_>| fetch.reads(finished.id);
-            if let Some(fetch) = self.fetches.values_mut().find(reading) {
-                let verdict = verify(fetch, &mut blocks, cx);
-                let verdict = match verdict {
-                    Some(Verdict::Failed { cause: Cause::Refused, .. })
-                        if self.stale.contains(&finished.connection) =>
-                    {
-                        Some(Verdict::StaleKeys)
-                    }
-                    verdict => verdict,
-                };
-                let (node, paths) = (fetch.request.node, finished.paths);
-                self.verdicts.extend(verdict.map(|verdict| (node, paths, verdict)));
-                fetch.deadline = cx.now + self.config.answer_timeout;
-                let count = fetch.pack_outcomes(&mut self.bitmap);
-                match (fetch.connection, Outcomes::new(count, &self.bitmap)) {
-                    (Some(connection), Some(outcomes)) => {
-                        let (lease, epoch) = (fetch.lease, self.epoch);
-                        let message = Message::Complete { lease, epoch, outcomes };
-                        cx.outbox.send(connection, &message);
-                    }
-                    _ => owe(&mut self.replays, fetch),
-                }
+            // What a probe reads goes nowhere, and the same memory is read into again.
+            let probed = !self.fetches.values().any(|fetch| fetch.reads(finished.id));
+            if probed || settle_all(&mut blocks, cx.landing, false) {
+                self.conclude(finished, &mut blocks, cx);
+                blocks.clear();
             } else {
-                self.settle_probe(&finished, &mut blocks, cx);
+                let (blocks, until) =
+                    (std::mem::take(&mut blocks), cx.now + self.config.transfer_timeout);
+                self.settling.push(Settling { finished, blocks, until });
             }
-            blocks.clear();
         }
         self.finished = blocks;
         let over = self.fetches.extract_if(.., |_, fetch| match &fetch.phase {
@@ -68,6 +72,39 @@ impl<L: Landing> Requester<L> {
         for (_, mut fetch) in over {
             fetch.publish(cx.landing, |_| None);
             self.done.push_back(fetch.finished());
+        }
+    }
+
+    /// Verifies the blocks of a transfer that are where they belong, and tells the holder.
+    fn conclude(
+        &mut self,
+        finished: Finished,
+        blocks: &mut Vec<FinishedBlock<L::Memory>>,
+        cx: &mut Context<'_, L>,
+    ) {
+        let reading = |fetch: &&mut Fetch<_>| fetch.reads(finished.id);
+        let Some(fetch) = self.fetches.values_mut().find(reading) else {
+            return self.settle_probe(&finished, blocks, cx);
+        };
+        let verdict = match verify(fetch, blocks, cx) {
+            Some(Verdict::Failed { cause: Cause::Refused, .. })
+                if self.stale.contains(&finished.connection) =>
+            {
+                Some(Verdict::StaleKeys)
+            }
+            verdict => verdict,
+        };
+        let (node, paths) = (fetch.request.node, finished.paths);
+        self.verdicts.extend(verdict.map(|verdict| (node, paths, verdict)));
+        fetch.deadline = cx.now + self.config.answer_timeout;
+        let count = fetch.pack_outcomes(&mut self.bitmap);
+        match (fetch.connection, Outcomes::new(count, &self.bitmap)) {
+            (Some(connection), Some(outcomes)) => {
+                let (lease, epoch) = (fetch.lease, self.epoch);
+                let message = Message::Complete { lease, epoch, outcomes };
+                cx.outbox.send(connection, &message);
+            }
+            _ => owe(&mut self.replays, fetch),
         }
     }
 
@@ -97,6 +134,25 @@ impl<M> Fetch<M> {
     fn reads(&self, id: TransferId) -> bool {
         matches!(&self.phase, Phase::Reading { transfer, .. } if *transfer == id)
     }
+}
+
+/// Brings what landed to its place, or a step nearer; whether all of it is there. What is given up, or
+/// cannot get there, has failed.
+fn settle_all<L: Landing>(
+    blocks: &mut [FinishedBlock<L::Memory>],
+    landing: &mut L,
+    give_up: bool,
+) -> bool {
+    let mut all = true;
+    for block in blocks.iter_mut().filter(|block| block.outcome.is_ok()) {
+        match landing.settle(&mut block.destination) {
+            Settled::Now => {}
+            Settled::Later if give_up => block.outcome = Err(Scope::Local),
+            Settled::Later => all = false,
+            Settled::Never(scope) => block.outcome = Err(scope),
+        }
+    }
+    all
 }
 
 /// Sorts the blocks of a finished transfer into what landed whole and what failed, and says what that

@@ -157,6 +157,7 @@ const fn refusal_code(reason: LendRefusal) -> u8 {
         LendRefusal::Pressure => 4,
         LendRefusal::Leases => 5,
         LendRefusal::Windows => 6,
+        LendRefusal::Staging => 7,
     }
 }
 

@@ -1,11 +1,11 @@
 //! Counts and lists of what is in a store, slot by slot.
 
+#[cfg(test)]
+use super::log::List;
 use super::resident::{ResidentView, StoreStats};
 use super::table::Table;
 #[cfg(test)]
 use super::word::{State, Word};
-#[cfg(test)]
-use crate::types::EvictionRank;
 
 impl Table {
     /// Adds the residents in slots `from..to` to `stats`; whether there are slots beyond.
@@ -57,10 +57,10 @@ impl Table {
     pub(super) fn check(&self) {
         assert!(self.logs.are_whole(), "a chunk is in no log, or in another's");
         let mut listed = std::collections::BTreeMap::new();
-        for rank in EvictionRank::all() {
-            self.logs.entries(rank, &mut |slot, position| {
+        for list in List::all() {
+            self.logs.entries(list, &mut |slot, position| {
                 if self.at(slot).is_some_and(|entry| entry.word().is_at(position)) {
-                    assert_eq!(listed.insert(slot, rank), None, "slot {slot} is in two places");
+                    assert_eq!(listed.insert(slot, list), None, "slot {slot} is in two places");
                 }
             });
         }
@@ -70,7 +70,8 @@ impl Table {
             let word = entry.word();
             assert!(!word.is_pending(), "{word:?} is not finished");
             if word.state() == State::Live {
-                let expected = (word.pins() == 0).then_some(word.rank());
+                let list = List { kind: entry.kind(), rank: word.rank() };
+                let expected = (word.pins() == 0).then_some(list);
                 assert_eq!(listed.get(&slot).copied(), expected, "the list of slot {slot}");
                 assert_eq!(self.locate(&self.seek(&entry.key())), Some((slot, word)));
             } else {

@@ -48,10 +48,10 @@ impl Step {
                 let one = |serial: &u64| Operation::Commit { serial: *serial, requester };
                 each(serials.iter().map(one).collect())
             }
-            Operation::EvictBatch { max } => {
-                let mut parts = each(vec![Operation::Evict; self.answers.len()]);
+            Operation::EvictBatch { kind, max } => {
+                let mut parts = each(vec![Operation::Evict(*kind); self.answers.len()]);
                 if parts.len() < *max {
-                    let (operation, answers) = (Operation::Evict, Vec::new());
+                    let (operation, answers) = (Operation::Evict(*kind), Vec::new());
                     parts.push(Self { operation, answers, called, returned });
                 }
                 return parts;
@@ -65,7 +65,7 @@ impl Step {
 
     /// Whether this takes a slot that it may give back, or gives one back that it took.
     fn moves_slots(&self) -> bool {
-        matches!(self.operation, Operation::Insert { .. } | Operation::Evict)
+        matches!(self.operation, Operation::Insert { .. } | Operation::Evict(_))
     }
 
     /// What the oracle is after this step, if it gives the step's answers.
@@ -74,10 +74,11 @@ impl Step {
         if self.answers == [Answer::Full] {
             return oracle.is_full_with(others, &self.operation).then_some(then);
         }
-        if let [Answer::Evicted { key, .. }] = self.answers.as_slice()
+        if let ([Answer::Evicted { key, .. }], Operation::Evict(kind)) =
+            (self.answers.as_slice(), &self.operation)
             && then.weighs_ages()
         {
-            return (then.evict_head(*key) == self.answers).then_some(then);
+            return (then.evict_head(*kind, *key) == self.answers).then_some(then);
         }
         (then.apply(&self.operation) == self.answers).then_some(then)
     }
@@ -154,7 +155,7 @@ mod tests {
     use super::super::StoreConfig;
     use super::*;
     use crate::policy::{Origin, Policy};
-    use crate::types::{EvictionRank, RequesterIndex};
+    use crate::types::{EvictionRank, MemoryKind, RequesterIndex};
 
     const ONE: EvictionRank = EvictionRank::FIRST;
     const TWO: EvictionRank = EvictionRank::clamped(2);
@@ -189,7 +190,8 @@ mod tests {
 
     #[test]
     fn overlapping_steps_may_come_in_any_order_and_others_may_not() {
-        let evict = |answer, interval| step(Operation::Evict, &[answer], interval);
+        let evict =
+            |answer, interval| step(Operation::Evict(MemoryKind::Host), &[answer], interval);
         for (key, touched, expected) in [
             (1, [0, 3], true),
             (0, [0, 3], true),
@@ -212,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_history_is_refused_whose_parts_are_all_possible() {
-        let evict = |key| vec![step(Operation::Evict, &[evicted(key)], [0, 9])];
+        let evict = |key| vec![step(Operation::Evict(MemoryKind::Host), &[evicted(key)], [0, 9])];
         assert!(explained(vec![evict(0), evict(1)]));
         assert!(!explained(vec![evict(0), evict(0)]), "one victim went twice");
 
@@ -240,8 +242,10 @@ mod tests {
 
     #[test]
     fn a_batch_of_victims_is_a_sequence_and_its_end_is_observed() {
-        let batch =
-            |answers: &[Answer], max| vec![step(Operation::EvictBatch { max }, answers, [0, 9])];
+        let kind = MemoryKind::Host;
+        let batch = |answers: &[Answer], max| {
+            vec![step(Operation::EvictBatch { kind, max }, answers, [0, 9])]
+        };
         let gone =
             || vec![step(Operation::FinishedSending { key: 1 }, &[Answer::Said(true)], [0, 9])];
         let moved = Answer::Evicted { key: 1, serial: 11, rank: TWO };

@@ -2,8 +2,9 @@
 //!
 //! The store maps a [`BlockKey`] to a resident: a payload in memory that it never touches, an
 //! eviction rank, a count of pins, and the set of requesters that the resident was served to. It
-//! keeps the unpinned residents in one least-recently-used list per rank; the [`Policy`] moves
-//! them between the lists and says which list loses its head (DESIGN §5).
+//! keeps the unpinned residents in one least-recently-used list per rank, for each kind of memory by
+//! itself: what goes from a GPU's makes no room in the host's. The [`Policy`] moves them between the
+//! lists of their memory and says which of those loses its head (DESIGN §5).
 //!
 //! [`Policy`]: crate::policy::Policy
 //!
@@ -20,9 +21,10 @@
 //!   an owner hint that change nothing leave it where it is.
 //! - **[`Store::commit`] is one step**: de-duplication of (resident, requester), rank step, unpin.
 //!   A repeat answers the rank that the first one got and moves nothing.
-//! - **A victim** is the least recently used resident of the list that the policy names. Nothing
-//!   else happens; a search that finds none changes nothing. Where the policy compares ages, they
-//!   are exact for one thread; of several threads, each victim is the head of some list.
+//! - **A victim** is the least recently used resident of the list that the policy names, among the lists
+//!   of one kind of memory. Nothing else happens; a search that finds none changes nothing. Where the
+//!   policy compares ages, they are exact for one thread; of several threads, each victim is the head of
+//!   some list.
 //! - **A slot's generation changes when it is used again**, so an id of a tenancy that ended
 //!   matches nothing. (After 2^32 - 1 tenancies of one slot its generations come round; an id would
 //!   have to be kept for that long to mislead.)
@@ -79,14 +81,14 @@
 //! ## The guard
 //!
 //! A victim has to be the head of the *highest* list at one moment, and the search looks at one list
-//! after the other. The guard counts raises: placements above rank 1. A raise is appended, then
-//! counted, then completed; a victim is found, then claimed, and goes only if the guard is what it
-//! was before the search. While a victim is claimed nothing else happens to it. So at the moment
-//! when the guard is read the second time, no raise has been completed since the search began, and
-//! those under way may be said to come after. (The guard counts to 2^32; a claim would have to stand
-//! for so many raises to mislead.) Moves downwards need no count: the search goes down,
-//! too, and meets a resident at its old entry, where it helps, or later at its new one. The head of
-//! a list remains the head until its word changes, because whatever comes, comes at the tail.
+//! after the other. The guard, one for each kind of memory, counts raises: placements above rank 1. A
+//! raise is appended, then counted, then completed; a victim is found, then claimed, and goes only if
+//! the guard is what it was before the search. While a victim is claimed nothing else happens to it. So
+//! at the moment when the guard is read the second time, no raise has been completed since the search
+//! began, and those under way may be said to come after. (The guard counts to 2^32; a claim would have
+//! to stand for so many raises to mislead.) Moves downwards need no count: the search goes down, too,
+//! and meets a resident at its old entry, where it helps, or later at its new one. The head of a list
+//! remains the head until its word changes, because whatever comes, comes at the tail.
 //!
 //! ## Why reuse is safe
 //!
@@ -186,7 +188,8 @@ pub use resident::{
 use crate::event::{Event, EventSink};
 use crate::limits;
 use crate::policy::{Origin, RankEvent};
-use crate::types::{BlockKey, EvictionRank, RequesterIndex, ResidentCause, ResidentId};
+use crate::types::{BlockKey, EvictionRank, MemoryKind, RequesterIndex, ResidentCause, ResidentId};
+use log::List;
 use table::{Step, Table};
 
 /// The resident blocks of one node. All methods take `&self`; any thread may call any of them.
@@ -409,26 +412,26 @@ impl Store {
         Some(step.is_some_and(|step| step.from != step.to))
     }
 
-    /// Evicts the policy's victim and hands its memory to the caller. `None` where every resident
-    /// is pinned or none is here.
-    pub fn evict(&self) -> Option<Evicted> {
-        let victim = self.table.evict(&self.table.claims.take())?;
+    /// Evicts the policy's victim in this kind of memory and hands its memory to the caller. `None`
+    /// where every resident there is pinned or none is.
+    pub fn evict(&self, kind: MemoryKind) -> Option<Evicted> {
+        let victim = self.table.evict(kind, &self.table.claims.take())?;
         self.emit_evicted(&victim);
         Some(victim)
     }
 
     /// Appends up to `max` victims to `out`, in the order of their eviction, and answers how many.
-    pub fn evict_batch(&self, max: usize, out: &mut Vec<Evicted>) -> usize {
+    pub fn evict_batch(&self, kind: MemoryKind, max: usize, out: &mut Vec<Evicted>) -> usize {
         let before = out.len();
         let claim = self.table.claims.take();
         let mut warmed = 0;
         for left in (0..max).rev() {
-            let Some(victim) = self.table.evict(&claim) else {
+            let Some(victim) = self.table.evict(kind, &claim) else {
                 break;
             };
             self.emit_evicted(&victim);
             warmed = match warmed {
-                0 => self.table.warm_victims(victim.rank, left),
+                0 => self.table.warm_victims(List { kind, rank: victim.rank }, left),
                 more => more - 1,
             };
             out.push(victim);

@@ -9,10 +9,10 @@ use proptest::sample::select;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
 use super::StoreConfig;
-use super::oracle::{Operation, Oracle};
+use super::oracle::{ON_DEVICE, Operation, Oracle};
 use super::subject::Subject;
 use crate::policy::{Origin, Policy};
-use crate::types::{EvictionRank, PolicyKind, RequesterIndex, ResidentCause};
+use crate::types::{EvictionRank, MemoryKind, PolicyKind, RequesterIndex, ResidentCause};
 
 /// Sequences per policy; five policies.
 const SEQUENCES: u32 = 10_000;
@@ -39,13 +39,18 @@ fn any_choice() -> impl Strategy<Value = u64> {
     0_u64..64
 }
 
+fn any_kind() -> impl Strategy<Value = MemoryKind> {
+    select(MemoryKind::ALL.to_vec())
+}
+
 fn any_operation() -> impl Strategy<Value = Operation> {
     let any_key = || 0..KEYS;
     let keys = || prop::collection::vec(0..KEYS, 0..5);
     let choices = || prop::collection::vec(any_choice(), 0..5);
     prop_oneof![
-        8 => (any_key(), any_origin(), any::<bool>()).prop_map(|(key, origin, pinned)| {
-            let serial = 0;
+        8 => (any_key(), any_origin(), any::<[bool; 2]>()).prop_map(|(key, origin, two)| {
+            let [pinned, device] = two;
+            let serial = if device { ON_DEVICE } else { 0 };
             Operation::Insert { key, serial, origin, pinned }
         }),
         1 => any_key().prop_map(|key| Operation::Lookup { key }),
@@ -62,15 +67,16 @@ fn any_operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(key, cause)| Operation::AlreadyResident { key, cause }),
         2 => any_key().prop_map(|key| Operation::FinishedSending { key }),
         2 => (any_key(), 0_u32..5).prop_map(|(key, owners)| Operation::OwnerHint { key, owners }),
-        3 => Just(Operation::Evict),
-        1 => (0_usize..4).prop_map(|max| Operation::EvictBatch { max }),
+        3 => any_kind().prop_map(Operation::Evict),
+        1 => (any_kind(), 0_usize..4)
+            .prop_map(|(kind, max)| Operation::EvictBatch { kind, max }),
     ]
 }
 
 /// Fills in what an operation can only know as the sequence runs: fresh serial numbers, and which
 /// admission is meant. Half of the choices mean one that holds a pin; the others may be stale.
 struct Sequence {
-    admissions: u64,
+    admissions: Vec<u64>,
 }
 
 impl Sequence {
@@ -78,8 +84,8 @@ impl Sequence {
         let mut operation = operation.clone();
         match &mut operation {
             Operation::Insert { serial, .. } => {
-                self.admissions += 1;
-                *serial = self.admissions;
+                *serial |= self.admissions.len() as u64 + 1;
+                self.admissions.push(*serial);
             }
             Operation::Unpin { serial } | Operation::Commit { serial, .. } => {
                 *serial = self.choose(*serial, oracle);
@@ -101,7 +107,8 @@ impl Sequence {
         if half == 0 && !pinned.is_empty() {
             pinned[usize::try_from(at).unwrap() % pinned.len()]
         } else {
-            self.admissions.saturating_sub(at % 8)
+            let latest = self.admissions.iter().rev();
+            latest.copied().nth(usize::try_from(at % 8).unwrap()).unwrap_or(0)
         }
     }
 }
@@ -109,7 +116,7 @@ impl Sequence {
 fn run(config: StoreConfig, operations: &[Operation]) -> Result<(), TestCaseError> {
     let mut subject = Subject::new(config);
     let mut oracle = Oracle::new(config);
-    let mut sequence = Sequence { admissions: 0 };
+    let mut sequence = Sequence { admissions: Vec::new() };
     let mut step = |subject: &mut Subject, oracle: &mut Oracle, operation: &Operation| {
         let operation = sequence.resolve(operation, oracle);
         let expected = oracle.apply(&operation);
@@ -125,7 +132,9 @@ fn run(config: StoreConfig, operations: &[Operation]) -> Result<(), TestCaseErro
     while oracle.residents().values().any(|resident| resident.pins > 0) {
         step(&mut subject, &mut oracle, &Operation::Unpin { serial: 0 })?;
     }
-    while !step(&mut subject, &mut oracle, &Operation::Evict)?.is_empty() {}
+    for kind in MemoryKind::ALL {
+        while !step(&mut subject, &mut oracle, &Operation::Evict(kind))?.is_empty() {}
+    }
     prop_assert_eq!(subject.store.stats().residents, 0);
     subject.sum.assert_explains(&subject.store);
     Ok(())

@@ -11,8 +11,8 @@ use super::{Payload, StoreConfig};
 use crate::limits;
 use crate::policy::{Origin, RankEvent};
 use crate::types::{
-    BlockHash, BlockKey, EvictionRank, Extent, NamespaceId, PolicyKind, PoolId, RequesterIndex,
-    ResidentCause,
+    BlockHash, BlockKey, EvictionRank, Extent, MemoryKind, NamespaceId, PolicyKind, PoolId,
+    RequesterIndex, ResidentCause,
 };
 
 /// A block by its number.
@@ -20,11 +20,19 @@ pub(super) fn key(number: u8) -> BlockKey {
     BlockKey { namespace: NamespaceId(7), hash: BlockHash::new(&[number]).unwrap() }
 }
 
+/// What the serial numbers of admissions in a device's memory have set.
+pub(super) const ON_DEVICE: u64 = 1 << 32;
+
+/// Where an admission lies.
+pub(super) fn kind_of(serial: u64) -> MemoryKind {
+    if serial & ON_DEVICE == 0 { MemoryKind::Host } else { MemoryKind::Device }
+}
+
 /// The payload of an admission. Lengths differ, so that sums of bytes say something.
 pub(super) fn payload(serial: u64) -> Payload {
     Payload {
         extent: Extent {
-            pool: PoolId(0),
+            pool: if serial & ON_DEVICE == 0 { PoolId(0) } else { PoolId::GPU },
             offset: serial * limits::EXTENT_ALIGN,
             len: u32::try_from(serial % 61 + 1).unwrap(),
         },
@@ -47,8 +55,8 @@ pub(super) enum Operation {
     AlreadyResident { key: u8, cause: ResidentCause },
     FinishedSending { key: u8 },
     OwnerHint { key: u8, owners: u32 },
-    Evict,
-    EvictBatch { max: usize },
+    Evict(MemoryKind),
+    EvictBatch { kind: MemoryKind, max: usize },
 }
 
 /// One answer; a batch gives several.
@@ -68,12 +76,14 @@ pub(super) enum Answer {
     Evicted { key: u8, serial: u64, rank: EvictionRank },
 }
 
+type List = (MemoryKind, EvictionRank);
+
 #[derive(Debug, Clone)]
 pub(super) struct Oracle {
     config: StoreConfig,
     residents: BTreeMap<u8, Resident>,
-    /// By rank: the unpinned residents, oldest first, with the number of their placement.
-    lists: BTreeMap<EvictionRank, Vec<(u8, u64)>>,
+    /// By memory and rank: the unpinned residents, oldest first, with the number of their placement.
+    lists: BTreeMap<List, Vec<(u8, u64)>>,
     placements: u64,
 }
 
@@ -82,7 +92,7 @@ pub(super) struct Oracle {
 pub(super) struct Essence {
     residents: BTreeMap<u8, Resident>,
     /// Empty lists left behind make essences differ that need not; that only costs a search time.
-    lists: Vec<(EvictionRank, Vec<(u8, u64)>)>,
+    lists: Vec<(List, Vec<(u8, u64)>)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -109,7 +119,7 @@ impl Oracle {
         let places = |list: &Vec<(u8, u64)>| list.iter().map(|one| (one.0, age(one.1))).collect();
         Essence {
             residents: self.residents.clone(),
-            lists: self.lists.iter().map(|(rank, list)| (*rank, places(list))).collect(),
+            lists: self.lists.iter().map(|(which, list)| (*which, places(list))).collect(),
         }
     }
 
@@ -141,9 +151,9 @@ impl Oracle {
             Operation::AlreadyResident { key, cause } => self.already_resident(*key, *cause),
             Operation::FinishedSending { key } => self.finished_sending(*key),
             Operation::OwnerHint { key, owners } => self.owner_hint(*key, *owners),
-            Operation::Evict => return self.evict().into_iter().collect(),
-            Operation::EvictBatch { max } => {
-                return (0..*max).map_while(|_| self.evict()).collect();
+            Operation::Evict(kind) => return self.evict(*kind).into_iter().collect(),
+            Operation::EvictBatch { kind, max } => {
+                return (0..*max).map_while(|_| self.evict(*kind)).collect();
             }
         };
         vec![one]
@@ -178,7 +188,8 @@ impl Oracle {
         let resident = &self.residents[&key];
         if resident.pins == 0 {
             self.placements += 1;
-            let list = self.lists.entry(resident.rank).or_default();
+            let which = (kind_of(resident.serial), resident.rank);
+            let list = self.lists.entry(which).or_default();
             list.push((key, self.placements));
         }
     }
@@ -324,10 +335,11 @@ impl Oracle {
         !self.residents.contains_key(key) && self.residents.len() + others >= capacity
     }
 
-    /// Evicts `key`, if it is the head of a list, whichever.
-    pub(super) fn evict_head(&mut self, key: u8) -> Vec<Answer> {
+    /// Evicts `key`, if it is the head of a list of this kind of memory, whichever.
+    pub(super) fn evict_head(&mut self, kind: MemoryKind, key: u8) -> Vec<Answer> {
+        let lists = self.lists.iter_mut().filter(|((of, _), _)| *of == kind);
         let heads = |list: &&mut Vec<(u8, u64)>| list.first().is_some_and(|head| head.0 == key);
-        let Some(list) = self.lists.values_mut().find(heads) else {
+        let Some(list) = lists.map(|(_, list)| list).find(heads) else {
             return Vec::new();
         };
         list.remove(0);
@@ -337,8 +349,9 @@ impl Oracle {
             .collect()
     }
 
-    fn evict(&mut self) -> Option<Answer> {
-        let heads = self.lists.iter().filter_map(|(rank, list)| {
+    fn evict(&mut self, kind: MemoryKind) -> Option<Answer> {
+        let lists = self.lists.iter().filter(|((of, _), _)| *of == kind);
+        let heads = lists.filter_map(|((_, rank), list)| {
             let (key, placed) = *list.first()?;
             Some((*rank, key, self.placements - placed))
         });
@@ -351,7 +364,7 @@ impl Oracle {
             };
             (age * weight, *rank)
         })?;
-        self.lists.get_mut(&rank)?.remove(0);
+        self.lists.get_mut(&(kind, rank))?.remove(0);
         let serial = self.residents.remove(&key)?.serial;
         Some(Answer::Evicted { key, serial, rank })
     }

@@ -12,7 +12,7 @@ use super::{Origin, Store, StoreConfig};
 use crate::event::Discard;
 use crate::policy::Policy;
 use crate::sync::park_at;
-use crate::types::{RequesterIndex, ResidentCause};
+use crate::types::{MemoryKind, RequesterIndex, ResidentCause};
 
 const SAVED: Origin = Origin::Saved { owners: None };
 const BLOCKS: u8 = 6;
@@ -52,7 +52,7 @@ fn operations() -> Vec<(&'static str, Operation)> {
             store.owner_hint(&key(3), 4);
         }),
         ("evict", |store| {
-            store.evict();
+            store.evict(MemoryKind::Host);
         }),
         ("list", |store| assert_eq!(store.list(0, 100, &mut Vec::new()), None)),
     ]
@@ -85,7 +85,7 @@ fn work(store: &Store) {
         store.finished_sending(&key(number));
         store.already_resident(&key(number), ResidentCause::PartialHit);
         store.owner_hint(&key(number), 3);
-        store.evict();
+        store.evict(MemoryKind::Host);
         let serial = u64::from(round);
         store.insert(key(number), payload(serial), SAVED, false).ok();
         store.insert(key(20 + number), payload(serial), SAVED, false).ok();
@@ -117,7 +117,7 @@ fn stop_at(operation: Operation, access: u32, name: &str) -> bool {
         move || {
             work(&store);
             let mut out = Vec::new();
-            store.evict_batch(usize::MAX, &mut out);
+            store.evict_batch(MemoryKind::Host, usize::MAX, &mut out);
             done.send(out.len()).unwrap();
         }
     });
@@ -134,12 +134,16 @@ fn stop_at(operation: Operation, access: u32, name: &str) -> bool {
     for view in views {
         (0..view.pins).for_each(|_| store.unpin(view.id).unwrap());
     }
-    store.evict_batch(usize::MAX, &mut Vec::new());
+    store.evict_batch(MemoryKind::Host, usize::MAX, &mut Vec::new());
     for number in 0..10 {
         let inserted = store.insert(key(50 + number), payload(1), SAVED, false);
         assert!(inserted.is_ok(), "{name}, {access}: a slot was lost");
     }
-    assert_eq!(store.evict_batch(usize::MAX, &mut Vec::new()), 10, "{name}, {access}");
+    assert_eq!(
+        store.evict_batch(MemoryKind::Host, usize::MAX, &mut Vec::new()),
+        10,
+        "{name}, {access}"
+    );
     stands.is_ok()
 }
 
@@ -170,7 +174,10 @@ pub(super) fn touch_amid_sweeps(access: u32, fault: Option<Fault>) -> bool {
         stands
     });
     store.table.check();
-    assert_eq!(store.evict_batch(usize::MAX, &mut Vec::new()), usize::from(BLOCKS));
+    assert_eq!(
+        store.evict_batch(MemoryKind::Host, usize::MAX, &mut Vec::new()),
+        usize::from(BLOCKS)
+    );
     stands
 }
 
@@ -198,7 +205,7 @@ pub(super) fn hit_amid_reuse(access: u32, fault: Option<Fault>) -> bool {
         });
         let stands = is_parked.recv_timeout(DEADLINE).is_ok();
         store.unpin(pinned.id).unwrap();
-        store.evict().unwrap();
+        store.evict(MemoryKind::Host).unwrap();
         store.insert(key(1), payload(2), SAVED, true).unwrap();
         drop(resume);
         (stands, stopped.join().unwrap())

@@ -8,7 +8,9 @@ use super::StoreConfig;
 use super::oracle::Operation::{self, *};
 use super::recorder::{Plan, Program, record};
 use crate::policy::{Origin, Policy};
-use crate::types::{PolicyKind, RequesterIndex, ResidentCause};
+use crate::types::{MemoryKind, PolicyKind, RequesterIndex, ResidentCause};
+
+const EVICT: Operation = Evict(MemoryKind::Host);
 
 fn insert(key: u8, serial: u64) -> Operation {
     let origin = Origin::Saved { owners: None };
@@ -69,41 +71,49 @@ fn check(capacity: u32, before: &[Operation], threads: &[&[Operation]]) {
 
 #[test]
 fn a_touch_against_a_claim() {
-    check(2, &filled(2), &[&[touch(0)], &[Evict], &[Evict]]);
-    check(3, &filled(3), &[&[touch(0), touch(1)], &[Evict, Evict]]);
+    check(2, &filled(2), &[&[touch(0)], &[EVICT], &[EVICT]]);
+    check(3, &filled(3), &[&[touch(0), touch(1)], &[EVICT, EVICT]]);
 }
 
 #[test]
 fn an_announcement_against_its_helpers() {
-    check(2, &filled(2), &[&[touch(0)], &[touch(0)], &[Evict]]);
-    check(2, &filled(2), &[&[touch(0), touch(1)], &[touch(1), touch(0)], &[Evict]]);
+    check(2, &filled(2), &[&[touch(0)], &[touch(0)], &[EVICT]]);
+    check(2, &filled(2), &[&[touch(0), touch(1)], &[touch(1), touch(0)], &[EVICT]]);
 }
 
 #[test]
 fn a_raise_against_a_claim() {
     let raise = |key| FinishedSending { key };
-    check(2, &filled(2), &[&[raise(1)], &[Evict]]);
-    check(3, &filled(3), &[&[raise(2), Lookup { key: 0 }], &[raise(1)], &[Evict]]);
-    check(2, &filled(2), &[&[raise(0), touch(0)], &[Evict, Evict]]);
+    check(2, &filled(2), &[&[raise(1)], &[EVICT]]);
+    check(3, &filled(3), &[&[raise(2), Lookup { key: 0 }], &[raise(1)], &[EVICT]]);
+    check(2, &filled(2), &[&[raise(0), touch(0)], &[EVICT, EVICT]]);
 }
 
 #[test]
 fn a_pin_against_a_claim() {
-    check(2, &filled(2), &[&[Pin { key: 0 }], &[Evict], &[Pin { key: 0 }]]);
-    check(1, &filled(1), &[&[lend(0), Unpin { serial: 1 }], &[Evict, Lookup { key: 0 }]]);
+    check(2, &filled(2), &[&[Pin { key: 0 }], &[EVICT], &[Pin { key: 0 }]]);
+    check(1, &filled(1), &[&[lend(0), Unpin { serial: 1 }], &[EVICT, Lookup { key: 0 }]]);
 }
 
 #[test]
 fn an_insertion_against_the_unlinking_of_its_block() {
-    check(2, &filled(1), &[&[Evict], &[insert(0, 101)], &[insert(0, 201)]]);
-    check(2, &filled(2), &[&[EvictBatch { max: 2 }], &[insert(0, 101)], &[Lookup { key: 0 }]]);
-    check(3, &filled(2), &[&[insert(2, 101)], &[insert(2, 201)], &[touch(2), Evict]]);
+    check(2, &filled(1), &[&[EVICT], &[insert(0, 101)], &[insert(0, 201)]]);
+    check(
+        2,
+        &filled(2),
+        &[
+            &[EvictBatch { kind: MemoryKind::Host, max: 2 }],
+            &[insert(0, 101)],
+            &[Lookup { key: 0 }],
+        ],
+    );
+    check(3, &filled(2), &[&[insert(2, 101)], &[insert(2, 201)], &[touch(2), EVICT]]);
 }
 
 #[test]
 fn a_sweep_against_appends() {
     let (touches, others) = (vec![touch(0); 4], vec![touch(1); 3]);
-    check(3, &filled(3), &[&touches, &others, &[Evict]]);
+    check(3, &filled(3), &[&touches, &others, &[EVICT]]);
     check_kind(PolicyKind::Lru, 2, &filled(2), &[&touches, &others]);
 }
 
@@ -113,7 +123,7 @@ fn two_commits_of_one_requester() {
         let mut before = filled(2);
         before.push(PinBatch { keys: vec![0, 0, 0] });
         let program = [commit(1, requester)];
-        check(2, &before, &[&program, &program, &[Evict]]);
+        check(2, &before, &[&program, &program, &[EVICT]]);
         check(2, &before, &[&program, &[commit(1, requester), touch(0)], &[commit(1, 9)]]);
     }
 }
@@ -122,7 +132,7 @@ fn two_commits_of_one_requester() {
 fn a_commit_against_the_end_of_its_tenancy() {
     let mut before = filled(1);
     before.push(Pin { key: 0 });
-    let again = [Evict, insert(0, 101)];
+    let again = [EVICT, insert(0, 101)];
     check(1, &before, &[&[commit(1, 60)], &[commit(1, 60)], &again]);
 }
 
@@ -130,7 +140,7 @@ fn a_commit_against_the_end_of_its_tenancy() {
 fn a_recovery_and_a_hint_against_a_claim() {
     let recover = AlreadyResident { key: 0, cause: ResidentCause::PeerFetch };
     let hint = OwnerHint { key: 1, owners: 4 };
-    check(2, &filled(2), &[&[recover], &[hint], &[Evict]]);
+    check(2, &filled(2), &[&[recover], &[hint], &[EVICT]]);
 }
 
 #[test]

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::StoreConfig;
 use super::fault::{self, Fault};
 use super::history::{History, Step};
-use super::oracle::{Answer, Operation, Oracle};
+use super::oracle::{Answer, ON_DEVICE, Operation, Oracle};
 use super::subject::Subject;
 use crate::policy::Origin;
 use crate::sync::{limit_accesses, set_interference, thread};
-use crate::types::{EvictionRank, RequesterIndex, ResidentCause};
+use crate::types::{EvictionRank, MemoryKind, RequesterIndex, ResidentCause};
 
 const KEYS: u8 = 4;
 
@@ -95,7 +95,8 @@ impl Caller<'_> {
                 let fetched = Origin::Fetched { source };
                 let origin = random.of(&[Origin::Saved { owners: None }, fetched]);
                 let (key, pinned) = (random.key(), random.half());
-                Operation::Insert { key, serial: self.serial, origin, pinned }
+                let serial = self.serial | random.of(&[0, ON_DEVICE]);
+                Operation::Insert { key, serial, origin, pinned }
             }
             3 => Operation::Pin { key: random.key() },
             4 => Operation::PinBatch { keys: random.keys() },
@@ -116,8 +117,8 @@ impl Caller<'_> {
                     Operation::AlreadyResident { key: random.key(), cause }
                 }
             },
-            14 => Operation::EvictBatch { max: 2 },
-            _ => Operation::Evict,
+            14 => Operation::EvictBatch { kind: random.of(&MemoryKind::ALL), max: 2 },
+            _ => Operation::Evict(random.of(&MemoryKind::ALL)),
         }
     }
 
@@ -128,7 +129,9 @@ impl Caller<'_> {
         for serial in met {
             while self.call(Operation::Unpin { serial }) == [Answer::Unpinned] {}
         }
-        while !self.call(Operation::Evict).is_empty() {}
+        for kind in MemoryKind::ALL {
+            while !self.call(Operation::Evict(kind)).is_empty() {}
+        }
     }
 }
 

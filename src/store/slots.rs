@@ -12,7 +12,7 @@ use super::resident::Payload;
 use super::word::Word;
 use crate::limits;
 use crate::sync::{Cell, Groups, Shared};
-use crate::types::{BlockHash, BlockKey, Extent, NamespaceId, PoolId};
+use crate::types::{BlockHash, BlockKey, Extent, MemoryKind, NamespaceId, PoolId};
 
 const HASH_WORDS: usize = limits::HASH_BYTES_MAX / 8;
 
@@ -94,8 +94,7 @@ impl Slots {
     pub(super) fn payload(&self, slot: u32) -> Option<Payload> {
         let packed = self.get(slot)?.packed.get();
         let [offset, checksum] = self.payloads.get(slot as usize)?;
-        let pool = PoolId(u16::try_from(packed >> POOL_AT & 0xffff).unwrap_or(0));
-        let extent = Extent { pool, offset: offset.get(), len: len_in(packed) };
+        let extent = Extent { pool: pool_in(packed), offset: offset.get(), len: len_in(packed) };
         Some(Payload { extent, checksum: checksum.get() })
     }
 
@@ -167,6 +166,11 @@ impl Slot<'_> {
             && self.hash.iter().zip(key.hash).all(|(cell, word)| cell.get() == word)
     }
 
+    /// Which memory the payload is in: it is in the line that the word is in.
+    pub(super) fn kind(self) -> MemoryKind {
+        pool_in(self.packed.get()).kind()
+    }
+
     /// The length of the payload.
     pub(super) fn bytes(self) -> u32 {
         len_in(self.packed.get())
@@ -183,6 +187,10 @@ impl Slot<'_> {
             hash: BlockHash::padded(&bytes, len),
         }
     }
+}
+
+fn pool_in(packed: u64) -> PoolId {
+    PoolId(u16::try_from(packed >> POOL_AT & 0xffff).unwrap_or(0))
 }
 
 fn len_in(packed: u64) -> u32 {

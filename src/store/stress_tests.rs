@@ -9,7 +9,9 @@ use super::subject::RankSum;
 use super::{Committed, Found, Origin, Payload, Store, StoreConfig};
 use crate::policy::Policy;
 use crate::sync::{set_interference, suspend};
-use crate::types::{BlockKey, Extent, PolicyKind, PoolId, RequesterIndex, ResidentCause};
+use crate::types::{
+    BlockKey, Extent, MemoryKind, PolicyKind, PoolId, RequesterIndex, ResidentCause,
+};
 
 /// Steps of each thread; another number with `KVRAIL_STRESS_STEPS` in the environment of the build (a
 /// million take one to two minutes for each policy).
@@ -141,8 +143,10 @@ impl Worker<'_> {
 
     fn evict(&mut self) {
         let mut out = Vec::new();
-        self.store.evict_batch(3, &mut out);
+        let kind = MemoryKind::ALL[usize::from(self.random(2) == 0)];
+        self.store.evict_batch(kind, 3, &mut out);
         for victim in out {
+            assert_eq!(victim.payload.extent.pool.kind(), kind);
             let cell = victim.payload.extent.offset;
             let held = &self.memory.cells[usize::try_from(cell).unwrap()];
             // Only the evictor owns the memory now; nobody may have taken it before.
@@ -159,7 +163,7 @@ impl Worker<'_> {
         let checksum = self.memory.serials.fetch_add(1, Ordering::Relaxed);
         let held = &self.memory.cells[usize::try_from(offset).unwrap()];
         held.store(checksum, Ordering::Relaxed);
-        let (pool, len) = (PoolId(0), 1);
+        let (pool, len) = (if offset % 2 == 0 { PoolId(0) } else { PoolId::GPU }, 1);
         let extent = Extent { pool, offset, len };
         let (key, pinned) = (self.key(), self.random(2) == 0);
         let payload = Payload { extent, checksum };
@@ -244,7 +248,8 @@ fn stress(kind: PolicyKind) {
     assert_eq!(stats.pinned, 0, "every pin came back");
     let free = u32::try_from(memory.free.lock().unwrap().len()).unwrap();
     assert_eq!(stats.residents + free, CAPACITY, "every cell has one owner");
-    let drained = store.evict_batch(usize::MAX, &mut Vec::new());
+    let drain = |kind| store.evict_batch(kind, usize::MAX, &mut Vec::new());
+    let drained = MemoryKind::ALL.map(drain).iter().sum::<usize>();
     assert_eq!(drained, usize::try_from(stats.residents).unwrap());
     sum.assert_explains(&store);
 }

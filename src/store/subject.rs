@@ -159,13 +159,13 @@ impl Subject {
             Operation::OwnerHint { key: number, owners } => {
                 said(self.store.owner_hint(&key(*number), *owners))
             }
-            Operation::Evict => {
-                let victim = self.store.evict();
+            Operation::Evict(kind) => {
+                let victim = self.store.evict(*kind);
                 return victim.map(|victim| self.evicted(victim)).into_iter().collect();
             }
-            Operation::EvictBatch { max } => {
+            Operation::EvictBatch { kind, max } => {
                 let mut out = Vec::new();
-                assert_eq!(self.store.evict_batch(*max, &mut out), out.len());
+                assert_eq!(self.store.evict_batch(*kind, *max, &mut out), out.len());
                 return out.into_iter().map(|victim| self.evicted(victim)).collect();
             }
         };

@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use super::claims::Claims;
 use super::fault::{self, Fault};
 use super::index::{Bucket, Index, Walk};
-use super::log::{Logs, Placed, Worth};
+use super::log::{List, Logs, Placed, Worth};
 use super::requesters::Overflow;
 use super::resident::{Found, InsertError, Payload, PinError, StoreConfig, UnpinError};
 use super::slots::{KeyWords, Slot, Slots};
@@ -130,20 +130,26 @@ impl Table {
             entry.replace(announced, next);
             return;
         }
-        let rank = next.rank();
-        let position = self.logs.append(rank, slot, &|placed| self.worth(placed));
-        if rank > EvictionRank::FIRST {
-            self.guard.raise(rank);
+        // Of another tenancy only where the exchange below fails.
+        let list = List { kind: entry.kind(), rank: next.rank() };
+        let position = self.logs.append(list, slot, &|placed| self.worth(placed));
+        if list.rank > EvictionRank::FIRST {
+            self.guard.raise(list);
         }
         entry.replace(announced, next.placed_at(position));
     }
 
     /// What an entry is worth, without a helping hand.
     fn worth(&self, placed: Placed) -> Worth {
-        match self.at(placed.slot).map(Slot::word) {
-            Some(word) if word.is_at(placed.position) => Worth::Counts(word),
-            Some(word) if word.is_pending() => Worth::Undecided,
-            Some(word) if word.is_before(placed.rank, placed.position) => {
+        let Placed { list, slot, position } = placed;
+        let Some(entry) = self.at(slot) else {
+            return Worth::Garbage;
+        };
+        match entry.word() {
+            word if word.is_at(position) => Worth::Counts(word),
+            word if word.is_pending() => Worth::Undecided,
+            // A tenancy never changes its kind, so an append for another kind was an earlier one's.
+            word if word.is_before(list.rank, position) && entry.kind() == list.kind => {
                 if fault::is(Fault::TouchForgotten) { Worth::Garbage } else { Worth::Undecided }
             }
             _ => Worth::Garbage,
@@ -273,9 +279,12 @@ impl Table {
     /// tell where it was in that list before it does; so it is appended first, and needs no
     /// announcement. If the word has changed meanwhile, the entry is garbage.
     fn touch(&self, slot: u32, before: Word, next: Word) -> bool {
-        let position = self.logs.append(next.rank(), slot, &|placed| self.worth(placed));
-        let next = next.placed_at(position);
-        self.at(slot).is_some_and(|entry| entry.replace(before, next))
+        let Some(entry) = self.at(slot) else {
+            return false;
+        };
+        let list = List { kind: entry.kind(), rank: next.rank() };
+        let position = self.logs.append(list, slot, &|placed| self.worth(placed));
+        entry.replace(before, next.placed_at(position))
     }
 
     /// The word after `event`, with the step that it made.

@@ -46,7 +46,7 @@ fn keys(numbers: &[u8]) -> Vec<BlockKey> {
 
 fn drain(store: &Store) -> Vec<u8> {
     let mut out = Vec::new();
-    store.evict_batch(usize::MAX, &mut out);
+    store.evict_batch(MemoryKind::Host, usize::MAX, &mut out);
     let number = |victim: &Evicted| victim.key.hash.as_bytes()[0];
     out.iter().map(number).collect()
 }
@@ -153,7 +153,7 @@ fn a_rank_that_moves_under_a_pin_decides_the_list_of_the_last_unpin() {
     let pinned = store.pin(&key(0)).unwrap();
     assert_eq!(store.finished_sending(&key(0)), Some(true));
     assert_eq!(rank_of(&store, 0), 2);
-    assert_eq!(store.evict().unwrap().key, key(1));
+    assert_eq!(store.evict(MemoryKind::Host).unwrap().key, key(1));
     store.unpin(pinned.id).unwrap();
     assert_eq!(drain(&store), [0, 2]);
 }
@@ -249,8 +249,8 @@ fn events_tell_what_happened() {
     store.already_resident(&key(0), cause);
     store.already_resident(&key(7), cause);
     assert_eq!(sink.take(), [Event::AlreadyResident { cause }]);
-    store.evict();
-    store.evict();
+    store.evict(MemoryKind::Host);
+    store.evict(MemoryKind::Host);
     assert_eq!(sink.take(), [Event::Evicted { rank: rank(2), bytes }]);
 }
 
@@ -283,7 +283,7 @@ fn invariant_6_a_resident_is_never_evicted_while_pinned() {
     let pinned = store.pin(&key(0)).unwrap();
     store.finished_sending(&key(0));
     assert_eq!(drain(&store), [1, 2], "not even from the highest rank");
-    assert_eq!(store.evict(), None);
+    assert_eq!(store.evict(MemoryKind::Host), None);
     assert_eq!(store.lookup(&key(0)).unwrap().id, pinned.id);
     store.unpin(pinned.id).unwrap();
     assert_eq!(drain(&store), [0]);
@@ -302,7 +302,7 @@ fn invariant_6_memory_is_never_reused_without_a_new_generation() {
         }
         assert_eq!(store.stats().pinned, 1);
         store.unpin(found.id).unwrap();
-        assert_eq!(store.evict().unwrap().id, found.id);
+        assert_eq!(store.evict(MemoryKind::Host).unwrap().id, found.id);
         assert_eq!(store.unpin(found.id), Err(UnpinError::Stale));
         old.push(found.id);
     }
@@ -330,7 +330,7 @@ fn invariant_7_a_requester_moves_a_resident_once_whatever_is_repeated() {
         assert_eq!(store.commit(id, other), Err(UnpinError::NotPinned));
 
         // The next resident of the same block and slot starts anew.
-        store.evict().unwrap();
+        store.evict(MemoryKind::Host).unwrap();
         let next = store.insert(key(0), payload(1), SAVED, true).unwrap();
         assert_eq!(store.commit(id, requester), Err(UnpinError::Stale));
         let given = store.commit(next.id, requester).unwrap();

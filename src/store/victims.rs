@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use super::claims::{Owned, Ticket};
 use super::fault::{self, Fault};
 use super::index::{Bucket, Index};
-use super::log::{Oldest, Placed};
+use super::log::{List, Oldest, Placed};
 use super::resident::Evicted;
 use super::slots::Slot;
 use super::table::Table;
@@ -14,11 +14,15 @@ use super::word::{Flag, State, Word};
 use crate::limits;
 use crate::policy::ListHead;
 use crate::sync::{Apart, Cell, Shared};
-use crate::types::{EvictionRank, PolicyKind};
+use crate::types::{EvictionRank, MemoryKind, PolicyKind};
 
-/// The ranks that ever had a list, one bit each, and above them the count of raises.
+/// For each kind of memory the ranks that ever had a list, one bit each, and above them the count of
+/// raises.
 #[derive(Debug)]
-pub(super) struct Guard(Apart<Cell>);
+pub(super) struct Guard {
+    host: Apart<Cell>,
+    device: Apart<Cell>,
+}
 
 /// Victims that are read ahead together: a processor has ten to twenty misses under way at a time.
 const AHEAD: usize = 32;
@@ -32,31 +36,40 @@ const RAISE: u64 = 1 << 32;
 
 impl Guard {
     pub(super) fn new() -> Self {
-        Self(Apart(Cell::new(1 << EvictionRank::FIRST.get())))
+        let first = || Apart(Cell::new(1 << EvictionRank::FIRST.get()));
+        Self { host: first(), device: first() }
+    }
+
+    fn of(&self, kind: MemoryKind) -> &Cell {
+        match kind {
+            MemoryKind::Host => &self.host,
+            MemoryKind::Device => &self.device,
+        }
     }
 
     /// Says that a list other than the lowest got a member, so that no victim is taken by who has
     /// not seen it.
-    pub(super) fn raise(&self, rank: EvictionRank) {
+    pub(super) fn raise(&self, List { kind, rank }: List) {
         let count = if fault::is(Fault::RaiseUncounted) { 0 } else { RAISE };
-        let mut guard = self.0.get();
+        let cell = self.of(kind);
+        let mut guard = cell.get();
         // A rank that is there stays there, and then the count, at the top, is all that changes.
         if guard >> rank.get() & 1 != 0 {
-            self.0.add(count);
+            cell.add(count);
             return;
         }
-        while !self.0.replace(guard, guard.wrapping_add(count) | 1 << rank.get()) {
-            guard = self.0.get();
+        while !cell.replace(guard, guard.wrapping_add(count) | 1 << rank.get()) {
+            guard = cell.get();
         }
     }
 }
 
 impl Table {
-    /// The policy's victim, as the lists are while `guard` holds.
-    fn victim(&self, guard: u64) -> Option<Oldest> {
+    /// The policy's victim of this kind, as the lists are while `guard` holds.
+    fn victim(&self, kind: MemoryKind, guard: u64) -> Option<Oldest> {
         let worth = |placed| self.settled_worth(placed);
         let ranks = EvictionRank::all().rev().filter(|rank| guard >> rank.get() & 1 != 0);
-        let oldest = |rank| Some((rank, self.logs.oldest(rank, &worth)?));
+        let oldest = |rank| Some((rank, self.logs.oldest(List { kind, rank }, &worth)?));
         let mut heads: ArrayVec<(EvictionRank, Oldest), { limits::RANK_MAX as usize }> =
             ArrayVec::new();
         let chosen = self.policy.victim(ranks.filter_map(oldest).map(|head| {
@@ -70,10 +83,10 @@ impl Table {
     /// Reads what the next `max` victims of a list need, and no more, so that their cache misses
     /// overlap: in an old list slots are in no order that a processor could foresee. Answers of how
     /// many victims, [`AHEAD`] at most.
-    pub(super) fn warm_victims(&self, rank: EvictionRank, max: usize) -> usize {
+    pub(super) fn warm_victims(&self, list: List, max: usize) -> usize {
         let mut chains: ArrayVec<(Bucket, u32), AHEAD> = ArrayVec::new();
         let max = max.min(AHEAD);
-        for chunk in self.logs.upcoming(rank) {
+        for chunk in self.logs.upcoming(list) {
             chunk.iter().for_each(|placed| self.slots.warm(placed.slot));
             for Placed { slot, position, .. } in chunk {
                 let Some(entry) = self.at(slot).filter(|_| chains.len() < max) else {
@@ -111,11 +124,12 @@ impl Table {
         }
     }
 
-    pub(super) fn evict(&self, claim: &Owned<'_>) -> Option<Evicted> {
+    pub(super) fn evict(&self, kind: MemoryKind, claim: &Owned<'_>) -> Option<Evicted> {
+        let cell = self.guard.of(kind);
         loop {
-            let guard = self.guard.0.get();
-            let Some(oldest) = self.victim(guard) else {
-                if self.guard.0.get() == guard {
+            let guard = cell.get();
+            let Some(oldest) = self.victim(kind, guard) else {
+                if cell.get() == guard {
                     return None;
                 }
                 continue;
@@ -143,7 +157,8 @@ impl Table {
         }
         // The heads of an aged store are compared by ages that are coarse anyway.
         let aged = self.policy.kind == PolicyKind::Aged;
-        let next = if aged || self.guard.0.get() == said.argument || fault::is(Fault::GuardUnread) {
+        let guard = self.guard.of(entry.kind()).get();
+        let next = if aged || guard == said.argument || fault::is(Fault::GuardUnread) {
             Word::ticket(State::Evicted, ticket)
         } else {
             Word(said.word)

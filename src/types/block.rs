@@ -185,6 +185,31 @@ pub struct BlockKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u16);
 
+impl PoolId {
+    /// The pool of the GPU's memory, which no pool of the configuration has the number of.
+    pub const GPU: Self = Self(0x8000);
+
+    /// Which memory it is of.
+    #[must_use]
+    pub const fn kind(self) -> MemoryKind {
+        if self.0 == Self::GPU.0 { MemoryKind::Device } else { MemoryKind::Host }
+    }
+}
+
+/// Which memory a block lies in. What goes from one makes no room in the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MemoryKind {
+    /// The host's.
+    Host,
+    /// A device's.
+    Device,
+}
+
+impl MemoryKind {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Host, Self::Device];
+}
+
 /// A contiguous range of a host pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {

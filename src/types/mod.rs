@@ -12,7 +12,8 @@ mod rank;
 mod time;
 
 pub use block::{
-    BlockHash, BlockKey, Extent, Generation, Namespace, NamespaceId, PoolId, ResidentId, WordError,
+    BlockHash, BlockKey, Extent, Generation, MemoryKind, Namespace, NamespaceId, PoolId,
+    ResidentId, WordError,
 };
 pub use fault::Scope;
 pub use node::{LeaseId, Load, NodeEpoch, NodeId, Reach, RequestId, RequesterId, RequesterIndex};

@@ -114,3 +114,37 @@ fn a_device_that_exports_nothing_is_not_asked() {
     assert!(matches!(refused, CudaError::Unsupported { .. }), "{refused}");
     assert_eq!(standin.calls("cuMemGetHandleForAddressRange"), 0);
 }
+
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` is set before anybody else can be told of the memory, however it
+/// was made and is passed on.
+#[test]
+fn memory_is_kept_synchronous_before_it_is_exported() {
+    let Some(standin) = StandIn::new() else { return };
+    let context = context(&standin);
+    let bound = context.bind().unwrap();
+    standin.log();
+    let (created, plain) = (
+        DeviceMemory::allocate(&bound, MIB).unwrap(),
+        DeviceMemory::allocate_plain(&bound, MIB).unwrap(),
+    );
+    created.export(&bound).unwrap();
+    plain.ipc_handle(&bound).unwrap();
+    // Whether this host exports it or not, the driver is asked behind the attribute.
+    drop(created.dma_buf(&bound, 0, MIB));
+    let log = standin.logged();
+    let calls = |name: &str| {
+        let line = format!("call {name}");
+        let at = log.iter().enumerate().filter(|(_, logged)| **logged == line);
+        at.map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    let kept = calls("cuPointerSetAttribute");
+    assert_eq!(kept.len(), 2, "{log:?}");
+    for (made, exported) in [
+        ("cuMemSetAccess", "cuMemExportToShareableHandle"),
+        ("cuMemAlloc_v2", "cuIpcGetMemHandle"),
+        ("cuMemSetAccess", "cuMemGetHandleForAddressRange"),
+    ] {
+        let (made, exported) = (calls(made)[0], calls(exported)[0]);
+        assert!(kept.iter().any(|kept| made < *kept && *kept < exported), "{log:?}");
+    }
+}

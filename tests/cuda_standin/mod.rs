@@ -54,6 +54,19 @@ impl StandIn {
         std::fs::rename(&next, self.directory.path().join("control")).unwrap();
     }
 
+    /// From here on calls are written down.
+    pub(crate) fn log(&self) {
+        std::fs::write(self.directory.path().join("log"), "").unwrap();
+    }
+
+    /// What was called, and which asynchronous operations have run, in all processes that loaded this
+    /// copy, in their order: `call cuEventQuery`, `ran cuMemcpyHtoDAsync_v2`.
+    pub(crate) fn logged(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.directory.path().join("log")).unwrap();
+        let line = |line: &str| line.split_once(' ').map(|(_process, said)| said.to_owned());
+        log.lines().filter_map(line).collect()
+    }
+
     /// How often this process has called a function.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         let name = std::ffi::CString::new(name).unwrap();

@@ -25,8 +25,8 @@ use crate::engine_memory::{
     BLOCK, BLOCKS, BYTES, CACHE_LEN, at, blocks, by_blocks, by_layers, loaded, moved_bytes,
 };
 use crate::support::{
-    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, read, test_process,
-    until,
+    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
+    read, test_process, until,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -174,6 +174,42 @@ fn travels(from: By, to: By) {
     assert_at_rest("decode", &at_decode);
 }
 
+/// Where a line stands in the driver's log for the first time.
+fn first(log: &[String], line: &str) -> Option<usize> {
+    log.iter().position(|logged| logged == line)
+}
+
+#[test]
+fn blocks_are_saved_behind_the_engines_event() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
+    let client = node.client().unwrap();
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let blocks = blocks("behind an event");
+    let moved = at(&blocks, |at| at);
+    engine.fill_all(&blocks, &moved);
+    let bound = gpu.context.bind().unwrap();
+    let (event, stream) =
+        (Event::for_other_processes(&bound).unwrap(), Stream::new(&bound).unwrap());
+    standin.log();
+    // The work that the event is behind takes its time.
+    standin.control("cuEventRecord late 200");
+    event.record(&bound, &stream).unwrap();
+    standin.control("");
+    let handle = EngineEvent(event.ipc_handle(&bound).unwrap().0);
+    let saved = engine.imported.save_after(Some(handle), &namespace(), &moved, false).unwrap();
+    assert_eq!(saved, vec![PublishOutcome::Stored; blocks.len()]);
+    let log = standin.logged();
+    let engines = first(&log, "ran cuEventRecord").expect("the engine's event");
+    let waited = first(&log, "ran cuStreamWaitEvent").expect("the node waits for it");
+    let copied = first(&log, "ran cuMemcpy2DAsync_v2").expect("copies");
+    assert!(engines < waited && waited < copied, "{log:?}");
+    assert_eq!(read(&client, &blocks, Source::Here), Counts::all_ready(blocks.len()));
+}
+
 #[test]
 fn memory_of_another_gpu_is_refused() {
     let Some(standin) = StandIn::new() else { return };
@@ -227,6 +263,78 @@ fn an_engine_for_ever() {
         engine.imported.save(&namespace(), &moved, false).unwrap();
         engine.imported.load(&namespace(), &moved, Source::Here).unwrap();
     }
+}
+
+/// Kills an engine while the node copies from or to its memory.
+fn killed_in_the_middle(standin: &StandIn, node: &Process, copy: &str) {
+    let mut engine = engine_process(node, standin, By::Handle);
+    standin.log();
+    until("a copy is under way", || {
+        let log = standin.logged();
+        let count = |line: &str| log.iter().filter(|logged| *logged == line).count();
+        count(&format!("call {copy}")) > count(&format!("ran {copy}"))
+    });
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+}
+
+#[test]
+fn an_engine_that_dies_in_the_middle_of_a_save_or_load_leaves_whole_blocks_only() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
+    let client = node.client().unwrap();
+    // The engine saves and loads in turn, and most of the time is its copies': the first kill is in the
+    // middle of a save, later ones in either.
+    for _ in 0..4 {
+        standin.control("cuMemcpy2DAsync_v2 late 30");
+        killed_in_the_middle(&standin, &node, "cuMemcpy2DAsync_v2");
+        assert_at_rest("node", &client);
+        until("its memory is closed", || {
+            first(&standin.logged(), "call cuIpcCloseMemHandle").is_some()
+        });
+        let log = standin.logged();
+        let closed = first(&log, "call cuIpcCloseMemHandle").unwrap();
+        let after = log.iter().skip(closed);
+        assert!(after.clone().all(|line| line != "ran cuMemcpy2DAsync_v2"), "closed under a copy");
+        standin.control("");
+        for number in 0..ROUNDS {
+            let blocks = blocks(&format!("round {number}"));
+            let counts = read(&client, &blocks, Source::Here);
+            assert_eq!((counts.ready + counts.not_found, counts.failed), (blocks.len(), 0));
+        }
+    }
+}
+
+#[test]
+fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let holder = cluster.node("holder", address, &[]).unwrap();
+    let reader = cluster.node("reader", address, &["--gpu", "0", "--gpu-pool", "4MiB"]).unwrap();
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let mut engine = engine_process(&holder, &standin, By::Handle);
+    let first = blocks("round 0");
+    until("the engine has saved", || {
+        read(&at_holder, &first, Source::Here) == Counts::all_ready(first.len())
+    });
+    assert!(at_holder.flush(PATIENCE).unwrap());
+    // What the reader has read it copies to its GPU before it says so.
+    standin.control("cuMemcpyHtoDAsync_v2 late 20");
+    let from = Source::From(node_id(&at_holder));
+    let counts = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&at_reader, &first, from));
+        until("the holder lends", || is_lending(&at_holder));
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+        reading.join().unwrap()
+    });
+    assert_eq!(counts, Counts::all_ready(first.len()));
+    assert_at_rest("holder", &at_holder);
+    assert_at_rest("reader", &at_reader);
 }
 
 /// Mappings of device memory in a node, which has none of its own here.

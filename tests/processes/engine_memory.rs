@@ -232,6 +232,10 @@ fn what_a_node_will_not_import_is_refused_with_the_reason() {
     beyond[0].block_stride = 1 << 20;
     let refused = client.import_layout(BLOCKS, &beyond).unwrap_err().to_string();
     assert!(refused.contains("which has 2097152"), "{refused}");
+    let mut over = by_layers();
+    over[0].block_stride = 1 << 10;
+    let refused = client.import_layout(BLOCKS, &over).unwrap_err().to_string();
+    assert!(refused.contains("5120+2048") && refused.contains("4096+2048"), "{refused}");
     // All of that has changed nothing.
     let blocks = blocks("still at work");
     let moved = at(&blocks, |at| at);

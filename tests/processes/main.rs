@@ -26,6 +26,7 @@ mod bench;
 mod bench_gpu;
 mod commands;
 mod demo;
+mod demo_gpu;
 mod disaggregated;
 mod drain;
 #[cfg(feature = "gpu")]
@@ -33,6 +34,7 @@ mod engine_gpu;
 mod engine_memory;
 mod fabric_attack;
 mod full_pool;
+mod gpu_memory;
 mod healing;
 mod holder_dies;
 mod hostile;

@@ -11,7 +11,7 @@ use crate::rdma::{Verbs, device};
 use crate::{BLOCKS, BYTES, all_completed, assert_whole, count, many, run, say};
 
 /// The interface of the device, where it may be taken down.
-fn netdev() -> Option<String> {
+pub(crate) fn netdev() -> Option<String> {
     device()?;
     let named = std::env::var("KVRAIL_RDMA_NETDEV").ok();
     if named.is_none() {

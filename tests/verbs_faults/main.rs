@@ -18,6 +18,12 @@ mod conformance;
 mod rdma;
 
 mod connections;
+#[cfg(feature = "gpu")]
+#[path = "../cuda_standin/mod.rs"]
+#[allow(dead_code, reason = "only a part of it is used here")]
+mod cuda_standin;
+#[cfg(feature = "gpu")]
+mod gpu;
 mod interface;
 mod memory;
 mod pressure;

@@ -1,5 +1,7 @@
 //! `kvrail demo`: the main job, with real processes and real bytes, and nothing to set up.
 
+#[cfg(feature = "gpu")]
+mod engine;
 mod report;
 mod story;
 
@@ -22,6 +24,15 @@ pub struct DemoArgs {
     /// Fabric between the nodes: auto, verbs, tcp or shm; auto takes RDMA where a device works, else TCP
     #[arg(long, value_name = "TRANSPORT", default_value_t = TransportChoice::Auto)]
     pub transport: TransportChoice,
+    /// Save from GPU memory and read into it, on GPU 0 of this host, without the part about memory
+    /// pressure
+    #[cfg(feature = "gpu")]
+    #[arg(long)]
+    pub gpu: bool,
+    /// Library of the GPU's driver, for tests.
+    #[cfg(feature = "gpu")]
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub gpu_driver: Option<std::path::PathBuf>,
 }
 
 /// Exit code of a process that an interrupt ended, as shells count it.
@@ -38,7 +49,7 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, CliError> {
     let binary = std::env::current_exe().map_err(CliError::failed)?;
     let mut report = report::Report::new(args.json);
     // The children are children of this thread: they end with it.
-    let outcome = story::tell((&binary, args.transport), &mut report, &interrupted);
+    let outcome = story::tell((&binary, args), &mut report, &interrupted);
     if is_interrupted(&interrupted, outcome.is_err()) {
         return Ok(ExitCode::from(INTERRUPTED));
     }

@@ -38,6 +38,9 @@ pub(super) struct Report {
     #[serde(skip)]
     json: bool,
     pub(super) transport: String,
+    /// The way into GPU memory, where blocks lie there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) gpu: Option<String>,
     pub(super) verified: bool,
     /// Bytes that were read back and compared.
     pub(super) verified_bytes: u64,
@@ -50,6 +53,7 @@ impl Report {
         Self {
             json,
             transport: String::new(),
+            gpu: None,
             verified: false,
             verified_bytes: 0,
             ranks: Vec::new(),

@@ -2,9 +2,14 @@
 //! rules.
 
 use std::path::Path;
+#[cfg(feature = "gpu")]
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::DemoArgs;
+#[cfg(feature = "gpu")]
+use super::engine::Engine;
 use super::report::{Eviction, Ranks, Report};
 use crate::cli::CliError;
 use crate::cli::chain::Chain;
@@ -15,10 +20,10 @@ use crate::protocol::door::Source;
 use crate::runtime::deadline::Deadline;
 use crate::types::{BlockHash, Namespace, NodeId};
 
-const BLOCK_BYTES: u32 = 256 << 10;
+pub(super) const BLOCK_BYTES: u32 = 256 << 10;
 
 /// Blocks of the prefix that travels, and of the one that stays on B.
-const BLOCKS: usize = 4;
+pub(super) const BLOCKS: usize = 4;
 
 /// The longest that a busy node, or the registry, is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -53,17 +58,31 @@ struct Actor {
     client: Client,
     node: NodeId,
     process: Process,
+    #[cfg(feature = "gpu")]
+    engine: Option<Rc<Engine>>,
 }
 
 impl Actor {
     fn new(process: Process) -> Result<Self, CliError> {
         let client = process.client()?;
         let node = client.stat()?.node.id.parse().map_err(CliError::failed)?;
-        Ok(Self { client, node, process })
+        Ok(Self {
+            client,
+            node,
+            process,
+            #[cfg(feature = "gpu")]
+            engine: None,
+        })
     }
 
     /// Saves blocks as an engine would: reserve, write in place, publish.
     fn save(&self, namespace: &Namespace, blocks: &Blocks) -> Result<(), CliError> {
+        #[cfg(feature = "gpu")]
+        if let Some(engine) = self.engine.as_ref().filter(|_| blocks.hashes.len() == BLOCKS) {
+            let content = (blocks.hashes.as_slice(), blocks.bytes.as_slice());
+            engine.save(&self.process.client()?, namespace, content)?;
+            return self.flush();
+        }
         let sizes = vec![BLOCK_BYTES; blocks.hashes.len()];
         let deadline = Deadline::after(PATIENCE);
         let mut memory = loop {
@@ -114,6 +133,20 @@ impl Actor {
         blocks: &Blocks,
         source: Source,
     ) -> Result<u64, CliError> {
+        #[cfg(feature = "gpu")]
+        if let Some(engine) = &self.engine {
+            let wish = (blocks.hashes.as_slice(), source);
+            let got = engine.load(&self.process.client()?, namespace, wish)?;
+            if got != blocks.bytes.concat() {
+                let name = self.process.name();
+                let what = blocks.name;
+                return Err(CliError::failed(format!(
+                    "{what} has other bytes in the GPU memory of {name} than were saved"
+                )));
+            }
+            self.flush()?;
+            return Ok(got.len() as u64);
+        }
         let acquired = self.client.acquire(namespace, &blocks.hashes, source)?;
         let mut got = vec![0; BLOCK_BYTES as usize];
         let mut compared = 0;
@@ -207,16 +240,32 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// C saves other blocks until its copy is gone.
+    /// C takes other blocks until its copy is gone.
     fn squeeze_c(&self) -> Result<(), CliError> {
         let deadline = Deadline::after(PATIENCE);
         while self.c.rank(&self.namespace, &self.shared).unwrap_or(Some(0)).is_some() {
-            self.c.save(&self.namespace, &Blocks::random("C's own", 1)?)?;
+            self.fill_c()?;
             if deadline.remaining().is_none() {
                 return Err(CliError::failed("C did not evict its copy"));
             }
         }
         self.c.flush()
+    }
+
+    /// One block more in the memory of C that its copy lies in: saved there, or where that is a GPU's,
+    /// in which what is fetched lands, fetched from A.
+    fn fill_c(&self) -> Result<(), CliError> {
+        let block = Blocks::random("C's own", 1)?;
+        #[cfg(feature = "gpu")]
+        if self.c.engine.is_some() {
+            self.a.save(&self.namespace, &block)?;
+            let from_a = Source::From(self.a.node);
+            return match self.c.client.acquire(&self.namespace, &block.hashes, from_a)?.first() {
+                Some(Acquired::Ready(_)) => Ok(()),
+                other => Err(CliError::failed(format!("C did not get another block: {other:?}"))),
+            };
+        }
+        self.c.save(&self.namespace, &block)
     }
 
     fn local_events(&mut self) -> Result<(), CliError> {
@@ -272,9 +321,47 @@ impl Story<'_> {
     }
 }
 
+/// The GPU of the story, where it has one.
+#[cfg(feature = "gpu")]
+struct Gpu {
+    engine: Option<Rc<Engine>>,
+    /// What nodes are told.
+    arguments: Vec<String>,
+}
+
+#[cfg(feature = "gpu")]
+impl Gpu {
+    fn of(args: &DemoArgs) -> Result<Self, CliError> {
+        if !args.gpu {
+            return Ok(Self { engine: None, arguments: Vec::new() });
+        }
+        let library = args.gpu_driver.as_deref();
+        // As little as GPUs hand out: C runs out of it soon.
+        let mut arguments = ["--gpu", "0", "--gpu-pool", "2MiB"].map(str::to_owned).to_vec();
+        if let Some(library) = library {
+            arguments.extend(["--gpu-driver".to_owned(), library.display().to_string()]);
+        }
+        Ok(Self { engine: Some(Rc::new(Engine::open(library)?)), arguments })
+    }
+
+    /// Says what the blocks lie in, and which way they take.
+    fn introduce(&self, story: &mut Story<'_>) -> Result<(), CliError> {
+        let Some(engine) = &self.engine else { return Ok(()) };
+        for actor in [&mut story.a, &mut story.b, &mut story.c] {
+            actor.engine = Some(Rc::clone(engine));
+        }
+        let way = story.b.client.stat()?.gpu.unwrap_or_default().way;
+        story.report.gpu = Some(way.clone());
+        story.report.say(&format!(
+            "Blocks are saved from and loaded into GPU memory ({}), and land there: by way of {way}.",
+            engine.name()
+        ))
+    }
+}
+
 /// Tells the story. Processes and files are gone when this returns.
 pub(super) fn tell(
-    (binary, transport): (&Path, TransportChoice),
+    (binary, args): (&Path, &DemoArgs),
     report: &mut Report,
     interrupted: &AtomicBool,
 ) -> Result<(), CliError> {
@@ -282,12 +369,22 @@ pub(super) fn tell(
     report.say("A registry and three nodes, A, B and C, start on this machine.")?;
     let registry = cluster.registry("registry", &[])?;
     let address = registry.addresses()?.listen;
-    let choice = match transport {
+    let choice = match args.transport {
         // The nodes stand for hosts: between these, auto is RDMA or TCP.
         TransportChoice::Auto => "--no-shm".to_owned(),
         chosen => format!("--transport={chosen}"),
     };
-    let start = |name, pool| cluster.start_node(name, address, &["--pool", pool, &choice]);
+    #[cfg(feature = "gpu")]
+    let gpu = Gpu::of(args)?;
+    #[cfg(feature = "gpu")]
+    let more = gpu.arguments.as_slice();
+    #[cfg(not(feature = "gpu"))]
+    let more: &[String] = &[];
+    let start = |name: &str, pool: &str| {
+        let own = ["--pool", pool, choice.as_str()].into_iter();
+        let arguments: Vec<&str> = own.chain(more.iter().map(String::as_str)).collect();
+        cluster.start_node(name, address, &arguments)
+    };
     let (a, b, c) = (start("A", "8MiB")?, start("B", "4MiB")?, start("C", "2MiB")?);
     let namespace: Namespace = "demo".parse().map_err(CliError::failed)?;
     let mut story = Story {
@@ -299,6 +396,8 @@ pub(super) fn tell(
         report,
         interrupted,
     };
+    #[cfg(feature = "gpu")]
+    gpu.introduce(&mut story)?;
     story.report.transport = story.a.client.stat()?.node.transport;
     let transport = format!(
         "They talk over {}. The numbers are the eviction rank of the prefix on each node:\n\
@@ -310,7 +409,13 @@ pub(super) fn tell(
     story.b.save(&namespace, &own)?;
     story.transfers()?;
     story.local_events()?;
-    story.pressure(&own)?;
+    #[cfg(feature = "gpu")]
+    let with_pressure = !args.gpu;
+    #[cfg(not(feature = "gpu"))]
+    let with_pressure = true;
+    if with_pressure {
+        story.pressure(&own)?;
+    }
     story.report.verified = true;
     let bytes = story.report.verified_bytes;
     story.report.say(&format!("\nAll bytes that were read ({bytes}) are those that were saved."))

@@ -2,7 +2,9 @@
 //!
 //! Nothing here is a failure: without a direct way, blocks go through host memory.
 
+use super::driver::GpuSaid;
 use super::{Finding, Host, Status, software};
+use crate::memory::Rung;
 use crate::sys::kernel::{self, ModuleState};
 use crate::sys::libraries;
 
@@ -18,12 +20,59 @@ const OPEN_MODULES: &str = "Open Kernel Module";
 
 pub(super) fn probe(host: &Host) -> Vec<Finding> {
     let gpus = gpus(host);
+    let driver = driver(host, gpus);
     if gpus == 0 {
-        return vec![Finding::ok("gpu", "no NVIDIA GPU: blocks stay in host memory")];
+        let none = Finding::ok("gpu", "no NVIDIA GPU: blocks stay in host memory");
+        return [none].into_iter().chain(driver).collect();
     }
     let dma_buf = dma_buf(host);
     let direct = dma_buf.status == Status::Ok;
-    vec![cuda(host, gpus), dma_buf, peermem(host, direct)]
+    let found = [cuda(host, gpus), dma_buf, peermem(host, direct)];
+    found.into_iter().chain(driver).collect()
+}
+
+/// What the driver itself said, where it was asked.
+fn driver(host: &Host, gpus: usize) -> Vec<Finding> {
+    const CHECK: &str = "cuda";
+    match &host.driver {
+        None => Vec::new(),
+        Some(Ok(said)) => said.iter().flat_map(said_of).collect(),
+        Some(Err(why)) if gpus == 0 => {
+            vec![Finding::ok(CHECK, format!("no GPU memory: {why}"))]
+        }
+        Some(Err(why)) => vec![Finding::bad(
+            CHECK,
+            Status::Warn,
+            why.clone(),
+            "mend this, or run kvrail serve without --gpu",
+        )],
+    }
+}
+
+/// A GPU, and the way of each RDMA device into its memory, with what was refused.
+fn said_of(gpu: &GpuSaid) -> Vec<Finding> {
+    const CHECK: &str = "gpu-direct";
+    let way = |(nic, rung): &(String, Rung)| {
+        let refused: String = (gpu.climb.refused.iter().filter(|refused| refused.nic == *nic))
+            .map(|refused| format!("; no {refused}"))
+            .collect();
+        let what = format!("{nic} reaches GPU {} by {rung}{refused}", gpu.ordinal);
+        match rung {
+            Rung::Staging => Finding::bad(
+                CHECK,
+                Status::Warn,
+                what,
+                "mend what was refused, or leave it: blocks go through pinned host memory",
+            ),
+            Rung::DmaBuf | Rung::Peermem => Finding::ok(CHECK, what),
+        }
+    };
+    let ways = gpu.climb.rungs.iter().map(way);
+    let untried = gpu.untried.iter().map(|why| {
+        let what = format!("whether GPU {} is reached was not tried: {why}", gpu.ordinal);
+        Finding::bad(CHECK, Status::Warn, what, "mend this, or run kvrail serve without --gpu")
+    });
+    [Finding::ok("cuda", gpu.line.clone())].into_iter().chain(ways).chain(untried).collect()
 }
 
 fn gpus(host: &Host) -> usize {

@@ -2,9 +2,10 @@
 //!
 //! Every probe is a function of a [`Host`]: files below a root directory, read by `sys`, and the
 //! transport that is wanted. No probe loads a library; one opens each device's file, which is how
-//! the kernel is asked for permission. What is wrong with one device is a failure only where no
+//! the kernel is asked for permission. Only a GPU's driver is asked itself ([`driver`]), before the probes. What is wrong with one device is a failure only where no
 //! other device works.
 
+mod driver;
 mod finding;
 mod gpu;
 mod memory;
@@ -27,6 +28,7 @@ use super::door::written;
 use super::{CliError, FAILURE};
 use crate::sys::rdma_sysfs::{self, RdmaDevice};
 use crate::sys::root::HostRoot;
+use driver::GpuSaid;
 use report::Report;
 
 /// Arguments of `kvrail doctor`.
@@ -58,12 +60,14 @@ pub(super) struct Host {
     root: HostRoot,
     wanted: Wanted,
     devices: Vec<RdmaDevice>,
+    /// What the GPU's driver says, where it was asked.
+    driver: Option<Result<Vec<GpuSaid>, String>>,
 }
 
 impl Host {
     fn new(root: HostRoot, wanted: Wanted) -> Self {
         let devices = rdma_sysfs::devices(&root);
-        Self { root, wanted, devices }
+        Self { root, wanted, devices, driver: None }
     }
 
     /// How bad it is that something keeps RDMA from working. A host without a device never meant to
@@ -82,11 +86,20 @@ impl Host {
 /// # Errors
 /// [`CliError::Failed`] where the output cannot be written.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode, CliError> {
-    doctor(HostRoot::host(), args, &mut io::stdout().lock())
+    let mut host = Host::new(HostRoot::host(), args.transport);
+    if args.transport != Wanted::Tcp {
+        host.driver = Some(driver::ask(!host.devices.is_empty()));
+    }
+    print(host, args, &mut io::stdout().lock())
 }
 
+#[cfg(test)]
 fn doctor(root: HostRoot, args: &DoctorArgs, out: &mut dyn Write) -> Result<ExitCode, CliError> {
-    let report = examine(Host::new(root, args.transport));
+    print(Host::new(root, args.transport), args, out)
+}
+
+fn print(host: Host, args: &DoctorArgs, out: &mut dyn Write) -> Result<ExitCode, CliError> {
+    let report = examine(host);
     written(report.write(args.json, out).and_then(|()| out.flush()))?;
     let failed = report.verdict == Status::Fail;
     Ok(if failed { ExitCode::from(FAILURE) } else { ExitCode::SUCCESS })

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use super::*;
+use crate::memory::{Climb, Rung, RungRefused};
 use crate::sys::confinement::Container;
 
 /// A host that could carry RDMA if it had a device: libraries, modules, memory, no limit in the way.
@@ -348,6 +349,45 @@ fn limits_of_the_process_and_huge_pages_are_warned_of() {
 fn add_gpu(root: &HostRoot) {
     root.write("sys/bus/pci/devices/0000:17:00.0/vendor", "0x10de\n");
     root.write("sys/bus/pci/devices/0000:17:00.0/class", "0x030200\n");
+}
+
+#[test]
+fn what_the_gpus_driver_says_is_told_as_it_is() {
+    let (_directory, root) = mlx5();
+    let asked = |root: &HostRoot, driver: Result<Vec<GpuSaid>, String>| {
+        let host = Host { driver: Some(driver), ..Host::new(root.clone(), Wanted::Auto) };
+        examine(host)
+    };
+    let absent = asked(&root, Err("cannot load libcuda.so.1".to_owned()));
+    assert_eq!(not_ok(&absent), [], "a host without a GPU needs none");
+    assert!(only(&absent, "cuda").what.contains("cannot load libcuda.so.1"));
+    let refused = RungRefused {
+        rung: Rung::DmaBuf,
+        nic: "mlx5_0".to_owned(),
+        call: "ibv_reg_dmabuf_mr of 4096 bytes".to_owned(),
+        errno: Some(95),
+        why: "Operation not supported".to_owned(),
+    };
+    let gpu = |ordinal, rung| GpuSaid {
+        ordinal,
+        line: format!("GPU {ordinal}"),
+        climb: Climb { rungs: vec![("mlx5_0".to_owned(), rung)], refused: vec![refused.clone()] },
+        untried: None,
+    };
+    let there = asked(&root, Ok(vec![gpu(0, Rung::Peermem), gpu(1, Rung::Staging)]));
+    assert_eq!(all(&there, "cuda").len(), 2);
+    let ways = all(&there, "gpu-direct");
+    assert!(ways[0].what.starts_with("mlx5_0 reaches GPU 0 by peermem; no dma-buf on mlx5_0"));
+    assert!(
+        ways.iter().all(|way| way.what.contains("ibv_reg_dmabuf_mr") && way.what.contains("95"))
+    );
+    assert_eq!(not_ok(&there), [("gpu-direct", Status::Warn)], "the second one is staged");
+    let untried = GpuSaid { untried: Some("no memory".to_owned()), ..GpuSaid::default() };
+    assert!(only(&asked(&root, Ok(vec![untried])), "gpu-direct").what.contains("no memory"));
+    add_gpu(&root);
+    let broken = asked(&root, Err("cuInit: CUDA_ERROR_UNKNOWN".to_owned()));
+    assert!(not_ok(&broken).contains(&("cuda", Status::Warn)));
+    remedied(&broken);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod health;
 mod leases;
 mod reads;
 mod silence;
+mod staged;
 mod stalls;
 mod stranger;
 mod strided;

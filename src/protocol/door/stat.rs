@@ -12,6 +12,8 @@ pub struct StatReport {
     pub node: NodeStat,
     /// Its memory.
     pub pools: Vec<PoolStat>,
+    /// Its GPU.
+    pub gpu: Option<GpuStat>,
     /// What it holds.
     pub residents: ResidentStat,
     /// Who has leases here.
@@ -54,6 +56,54 @@ pub struct PoolStat {
     pub bytes: u64,
     /// What no block and no reservation occupies, bytes.
     pub free_bytes: u64,
+}
+
+/// A GPU and the way into its memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuStat {
+    /// Its number in the node's process.
+    pub ordinal: u32,
+    /// The product.
+    pub name: String,
+    /// Its place on the PCI bus.
+    pub pci: String,
+    /// The number of its pool among [`StatReport::pools`].
+    pub pool: u16,
+    /// Whether it is lost to the node: nothing lies in its memory then, and nothing goes there.
+    pub lost: bool,
+    /// `direct` where every NIC reaches its memory, else `staging`.
+    pub way: String,
+    /// The way of each NIC.
+    pub nics: Vec<GpuWayStat>,
+    /// The ways that were refused.
+    pub refused: Vec<GpuWayRefused>,
+}
+
+/// The way of a NIC into a GPU's memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuWayStat {
+    /// The NIC.
+    pub nic: String,
+    /// `dma-buf`, `peermem` or `staging`.
+    pub rung: String,
+}
+
+/// A way into a GPU's memory that was refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuWayRefused {
+    /// The NIC.
+    pub nic: String,
+    /// `dma-buf` or `peermem`.
+    pub rung: String,
+    /// The call that refused it.
+    pub call: String,
+    /// The system's error number, where there is one.
+    pub errno: Option<i32>,
+    /// What was answered.
+    pub why: String,
 }
 
 /// Residents and their ranks.

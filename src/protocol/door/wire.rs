@@ -291,6 +291,7 @@ pub(super) const fn busy_code(reason: BusyReason) -> u8 {
         BusyReason::Owner(LendRefusal::Draining) => 0x13,
         BusyReason::Owner(LendRefusal::Pressure) => 0x14,
         BusyReason::Owner(LendRefusal::Leases) => 0x15,
+        BusyReason::Owner(LendRefusal::Staging) => 0x16,
     }
 }
 

@@ -1,4 +1,4 @@
-//! One append-only log of placements per rank: the least-recently-used lists, without a lock.
+//! One append-only log of placements per list: the least-recently-used lists, without a lock.
 //!
 //! A log is a chain of small chunks of entries. An entry says "this slot took the newest place
 //! here", and it counts only while the slot's word names its position. So a resident leaves a list
@@ -22,6 +22,9 @@
 //! has read one use of one chunk; and an exchange of a link of a chunk that has left its chain fails,
 //! because that one is frozen, or of another use.
 
+#[cfg(test)]
+mod census;
+mod list;
 mod sweep;
 
 use std::{fmt, iter};
@@ -30,7 +33,8 @@ use super::fault::{self, Fault};
 use super::word::{TAG_BITS, Word};
 use crate::limits;
 use crate::sync::{Apart, Cell, FreeStack, Groups, Shared};
-use crate::types::EvictionRank;
+use list::LISTS;
+pub(super) use list::List;
 use sweep::Bounds;
 
 /// Entries of a chunk: with tag and link, two cache lines. In tests two, so that chunks come and go
@@ -58,8 +62,6 @@ const CHUNKS_SPARE: usize = if cfg!(any(test, shuttle)) { 128 } else { 2_048 };
 /// The tag of a chunk that is being filled. Numbers begin at 1.
 const NO_TAG: u64 = 0;
 
-const LOGS: usize = limits::RANK_MAX as usize + 1;
-
 const _: () = {
     assert!(NUMBER_AT + TAG_BITS - ENTRY_BITS == u64::BITS);
     assert!(ENTRIES < 1 << ENTRY_BITS, "a count of entries fits beside a number, too");
@@ -81,15 +83,15 @@ pub(super) enum Worth {
 /// An entry in its log.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Placed {
-    pub(super) rank: EvictionRank,
+    pub(super) list: List,
     pub(super) slot: u32,
     pub(super) position: u64,
 }
 
 impl Placed {
-    fn new(rank: EvictionRank, entry: u64) -> Self {
+    fn new(list: List, entry: u64) -> Self {
         let slot = u32::try_from(entry >> TAG_BITS).unwrap_or(u32::MAX);
-        Self { rank, slot, position: entry & POSITION_MASK }
+        Self { list, slot, position: entry & POSITION_MASK }
     }
 }
 
@@ -107,7 +109,7 @@ pub(super) struct Oldest {
 
 #[derive(Clone, Copy)]
 struct Chunk<'a> {
-    /// The number of this use and the rank whose log it is in.
+    /// The number of this use and the list whose log it is.
     tag: &'a Cell,
     next: &'a Cell,
     entries: &'a [Cell; ENTRIES],
@@ -134,13 +136,13 @@ struct Ends {
 pub(super) struct Logs {
     chunks: Groups<CHUNK_CELLS>,
     free: FreeStack,
-    /// By rank.
+    /// By the number of their list.
     ends: Box<[Ends]>,
     /// Numbers of links given so far.
     numbers: Apart<Cell>,
     /// Chunks that are not free.
     used: Apart<Cell>,
-    /// Where the sweep goes on: a link to a chunk, or NIL with a rank for the head of a log.
+    /// Where the sweep goes on: a link to a chunk, or NIL with a list's number for the head of its log.
     hand: Apart<Cell>,
     /// So many chunks are used before anything is swept.
     enough: u64,
@@ -156,9 +158,9 @@ fn number_of(link: u64) -> u64 {
     link >> NUMBER_AT
 }
 
-/// The tag of the chunk that is linked so, in the log of `rank`.
-fn tag(link: u64, rank: EvictionRank) -> u64 {
-    number_of(link) << 8 | u64::from(rank.get())
+/// The tag of the chunk that is linked so, in the log of `list`.
+fn tag(link: u64, list: List) -> u64 {
+    number_of(link) << 8 | u64::from(list.number())
 }
 
 fn link_to(target: u64, number: u64) -> u64 {
@@ -194,7 +196,7 @@ impl Logs {
         let logs = Self {
             chunks: Groups::zeroed(count),
             free: FreeStack::full(),
-            ends: (0..LOGS).map(end).collect(),
+            ends: (0..LISTS).map(end).collect(),
             numbers: Apart(Cell::new(0)),
             used: Apart(Cell::new(0)),
             hand: Apart(Cell::new(link_to(NIL, 1))),
@@ -203,8 +205,8 @@ impl Logs {
             placements: Apart(Cell::new(0)),
             counts: Groups::zeroed(if aged { count } else { 0 }),
         };
-        for rank in EvictionRank::all() {
-            if let (Some(first), Some(ends)) = (logs.prepare_last(rank), logs.ends(rank)) {
+        for list in List::all() {
+            if let (Some(first), Some(ends)) = (logs.prepare_last(list), logs.ends(list)) {
                 ends.head.publish(first);
                 ends.tail.publish(first);
             }
@@ -212,8 +214,8 @@ impl Logs {
         logs
     }
 
-    fn ends(&self, rank: EvictionRank) -> Option<&Ends> {
-        self.ends.get(usize::from(rank.get()))
+    fn ends(&self, list: List) -> Option<&Ends> {
+        self.ends.get(usize::from(list.number()))
     }
 
     fn chunk(&self, link: u64) -> Option<Chunk<'_>> {
@@ -235,32 +237,32 @@ impl Logs {
     }
 
     /// A free chunk, which has no tag until [`Logs::enter`], and the link to it.
-    fn take(&self, rank: EvictionRank) -> Option<(u64, Chunk<'_>)> {
+    fn take(&self, list: List) -> Option<(u64, Chunk<'_>)> {
         let index = self.free.pop(|index| self.free_link(index))?;
         self.used.add(1);
         let link = link_to(u64::from(index), self.number());
         let chunk = self.chunk(link)?;
         let early = fault::is(Fault::TagGivenEarly);
-        chunk.tag.publish(if early { tag(link, rank) } else { NO_TAG });
+        chunk.tag.publish(if early { tag(link, list) } else { NO_TAG });
         Some((link, chunk))
     }
 
     /// Gives a chunk that is filled the tag of its use. Until then it has none, so that whoever reads a
     /// tag and then the link, or the link and then the tag, never has the tag of one use and the link
     /// of another: of an old one behind a new tag, or of a new one before an old tag.
-    fn enter(chunk: Chunk<'_>, link: u64, rank: EvictionRank) {
-        chunk.tag.publish(tag(link, rank));
+    fn enter(chunk: Chunk<'_>, link: u64, list: List) {
+        chunk.tag.publish(tag(link, list));
     }
 
     /// A free chunk, made ready for the end of a log: a link to it.
-    fn prepare_last(&self, rank: EvictionRank) -> Option<u64> {
-        let (link, chunk) = self.take(rank)?;
+    fn prepare_last(&self, list: List) -> Option<u64> {
+        let (link, chunk) = self.take(list)?;
         let number = number_of(link);
         chunk.next.publish(link_to(NIL, number));
         for (at, entry) in chunk.entries.iter().enumerate() {
             entry.publish(empty(position(number, at)));
         }
-        Self::enter(chunk, link, rank);
+        Self::enter(chunk, link, list);
         Some(link)
     }
 
@@ -273,23 +275,18 @@ impl Logs {
         }
     }
 
-    /// Gives `slot` the newest place of `rank` and answers its position. `worth` is what the sweep
+    /// Gives `slot` the newest place of `list` and answers its position. `worth` is what the sweep
     /// asks; it must not append.
-    pub(super) fn append(
-        &self,
-        rank: EvictionRank,
-        slot: u32,
-        worth: &impl Fn(Placed) -> Worth,
-    ) -> u64 {
+    pub(super) fn append(&self, list: List, slot: u32, worth: &impl Fn(Placed) -> Worth) -> u64 {
         loop {
-            let Some(ends) = self.ends(rank) else {
+            let Some(ends) = self.ends(list) else {
                 return 0;
             };
             let link = ends.tail.get();
             if let Some(position) = self.append_to(link, slot) {
                 return position;
             }
-            self.grow(&ends.tail, link, rank, worth);
+            self.grow(&ends.tail, link, list, worth);
         }
     }
 
@@ -313,7 +310,7 @@ impl Logs {
     }
 
     /// Moves the tail on from a full chunk.
-    fn grow(&self, tail: &Cell, link: u64, rank: EvictionRank, worth: &impl Fn(Placed) -> Worth) {
+    fn grow(&self, tail: &Cell, link: u64, list: List, worth: &impl Fn(Placed) -> Worth) {
         let Some(chunk) = self.chunk(link) else {
             return;
         };
@@ -329,7 +326,7 @@ impl Logs {
         if self.used.get() >= self.room {
             return;
         }
-        let Some(fresh) = self.prepare_last(rank) else {
+        let Some(fresh) = self.prepare_last(list) else {
             return;
         };
         if chunk.next.replace(next, fresh) {
@@ -339,18 +336,14 @@ impl Logs {
         }
     }
 
-    /// The oldest member of `rank`. `worth` must decide about what is announced.
-    pub(super) fn oldest(
-        &self,
-        rank: EvictionRank,
-        worth: &impl Fn(Placed) -> Worth,
-    ) -> Option<Oldest> {
-        let ends = self.ends(rank)?;
+    /// The oldest member of `list`. `worth` must decide about what is announced.
+    pub(super) fn oldest(&self, list: List, worth: &impl Fn(Placed) -> Worth) -> Option<Oldest> {
+        let ends = self.ends(list)?;
         loop {
             let link = ends.head.get();
             let chunk = self.chunk(link)?;
             let next = chunk.next.get();
-            let found = self.search(ends, link, rank, worth);
+            let found = self.search(ends, link, list, worth);
             // Only of a chunk that still is the first was all of this read.
             if ends.head.get() != link && !fault::is(Fault::FoundUnchecked) {
                 continue;
@@ -370,31 +363,31 @@ impl Logs {
                     if next & NIL == NIL {
                         return None;
                     }
-                    self.take_out(&ends.head, link, rank);
+                    self.take_out(&ends.head, link, list);
                 }
             }
         }
     }
 
-    /// What is in the first chunks of `rank`, [`UPCOMING`] at most: each as of now, or of a moment ago,
+    /// What is in the first chunks of `list`, [`UPCOMING`] at most: each as of now, or of a moment ago,
     /// or, where a chunk moved on meanwhile, what is in another log.
-    pub(super) fn upcoming(&self, rank: EvictionRank) -> impl Iterator<Item = [Placed; ENTRIES]> {
-        let first = self.head(rank).and_then(|link| self.chunk(link));
+    pub(super) fn upcoming(&self, list: List) -> impl Iterator<Item = [Placed; ENTRIES]> {
+        let first = self.head(list).and_then(|link| self.chunk(link));
         let chunks = iter::successors(first, |chunk| self.chunk(chunk.next.get()));
-        let placed = move |entry: &Cell| Placed::new(rank, entry.get());
+        let placed = move |entry: &Cell| Placed::new(list, entry.get());
         chunks.take(UPCOMING).map(move |chunk| chunk.entries.each_ref().map(placed))
     }
 
-    /// The link to the first chunk of `rank`.
-    pub(super) fn head(&self, rank: EvictionRank) -> Option<u64> {
-        Some(self.ends(rank)?.head.get())
+    /// The link to the first chunk of `list`.
+    pub(super) fn head(&self, list: List) -> Option<u64> {
+        Some(self.ends(list)?.head.get())
     }
 
     fn search(
         &self,
         ends: &Ends,
         link: u64,
-        rank: EvictionRank,
+        list: List,
         worth: &impl Fn(Placed) -> Worth,
     ) -> Search {
         let Some(chunk) = self.chunk(link) else {
@@ -411,7 +404,7 @@ impl Logs {
                 result = Search::End;
                 break;
             }
-            let placed = Placed::new(rank, entry);
+            let placed = Placed::new(list, entry);
             match worth(placed) {
                 Worth::Counts(word) => {
                     let now = self.placements.get();
@@ -435,8 +428,8 @@ impl Logs {
 
     /// Takes out the chunk that `before`, now `link`, leads to, which is behind the end of its log.
     /// All its entries are garbage.
-    fn take_out(&self, before: &Cell, link: u64, rank: EvictionRank) {
-        if let Some(next) = self.freeze(link, rank)
+    fn take_out(&self, before: &Cell, link: u64, list: List) {
+        if let Some(next) = self.freeze(link, list)
             && before.replace(link, next)
         {
             self.give_back(link);
@@ -448,8 +441,8 @@ impl Logs {
     ///
     /// The link is of the use that the tag names, or of a later one. Where the tail is at the former, it
     /// is still that one, and the tail moves along its own log.
-    fn freeze(&self, link: u64, rank: EvictionRank) -> Option<u64> {
-        let (chunk, ends) = (self.chunk(link)?, self.ends(rank)?);
+    fn freeze(&self, link: u64, list: List) -> Option<u64> {
+        let (chunk, ends) = (self.chunk(link)?, self.ends(list)?);
         let number = chunk.number();
         let next = chunk.next.get();
         if next & NIL == NIL {
@@ -471,51 +464,6 @@ enum Search {
     AllGarbage,
     /// Something is under way.
     Undecided,
-}
-
-#[cfg(test)]
-impl Logs {
-    /// Shows the taken entries of a log, oldest first. Nothing else may be going on.
-    pub(super) fn entries(&self, rank: EvictionRank, show: &mut impl FnMut(u32, u64)) {
-        let mut link = self.ends(rank).unwrap().head.get();
-        while let Some(chunk) = self.chunk(link) {
-            for entry in chunk.entries {
-                let entry = entry.get();
-                if !is_empty(entry) {
-                    let placed = Placed::new(rank, entry);
-                    show(placed.slot, placed.position);
-                }
-            }
-            link = chunk.next.get() & !MARK;
-        }
-    }
-
-    /// Chunks that are not free.
-    pub(super) fn used(&self) -> u64 {
-        self.used.get()
-    }
-
-    /// Whether each chunk that is not free is in one log, that of its rank, and the tail of each log at
-    /// its last chunk or at the one before. Nothing else may be going on.
-    pub(super) fn are_whole(&self) -> bool {
-        let mut chunks = std::collections::BTreeSet::new();
-        for rank in EvictionRank::all() {
-            let ends = self.ends(rank).unwrap();
-            let (mut link, mut last) = (ends.head.get(), [NIL; 2]);
-            while let Some(chunk) = self.chunk(link) {
-                let own = link_to(link & NIL, chunk.number());
-                if chunk.tag.get() != tag(own, rank) || !chunks.insert(link & NIL) {
-                    return false;
-                }
-                last = [last[1], own];
-                link = chunk.next.get() & !MARK;
-            }
-            if !last.contains(&ends.tail.get()) {
-                return false;
-            }
-        }
-        chunks.len() as u64 == self.used.get()
-    }
 }
 
 impl fmt::Debug for Logs {

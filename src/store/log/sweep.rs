@@ -25,12 +25,11 @@
 use arrayvec::ArrayVec;
 
 use super::{
-    CHUNKS_SPARE, ENTRIES, Logs, MARK, NIL, Placed, Worth, link_to, number_of, position, void,
+    CHUNKS_SPARE, ENTRIES, LISTS, List, Logs, MARK, NIL, Placed, Worth, link_to, number_of,
+    position, void,
 };
-use crate::limits;
 use crate::store::fault::{self, Fault};
 use crate::sync::{Cell, Shared};
-use crate::types::EvictionRank;
 
 /// Below so many times the chunks that a store without garbage needs, nothing is swept.
 const SLACK: usize = 3;
@@ -72,7 +71,7 @@ struct Kept {
 /// Chunks that follow each other, and what is to be kept of them.
 #[derive(Debug)]
 struct Run {
-    rank: EvictionRank,
+    list: List,
     /// The links that lead to them, one after the other, and to what follows.
     links: ArrayVec<u64, RUN>,
     next: u64,
@@ -82,7 +81,7 @@ struct Run {
 impl Logs {
     /// Pays for one new chunk.
     pub(super) fn sweep(&self, worth: &impl Fn(Placed) -> Worth) {
-        let (mut looks, mut logs) = (LOOKS, usize::from(limits::RANK_MAX));
+        let (mut looks, mut logs) = (LOOKS, LISTS);
         while looks > 0 && logs > 0 && self.used.get() > self.enough {
             match self.look(worth) {
                 0 => logs -= 1,
@@ -95,29 +94,29 @@ impl Logs {
     /// went to the next log.
     fn look(&self, worth: &impl Fn(Placed) -> Worth) -> usize {
         let hand = self.hand.get();
-        let Some((under, rank)) = self.under(hand) else {
+        let Some((under, list)) = self.under(hand) else {
             return 0;
         };
         let Some((before, link)) = under else {
-            return self.next_log(hand, rank);
+            return self.next_log(hand, list);
         };
         let number = self.chunk(link).map(super::Chunk::number);
         let Some(number) = number.filter(|_| link & NIL != NIL) else {
-            return self.next_log(hand, rank);
+            return self.next_log(hand, list);
         };
         let past = link_to(link & NIL, number);
         if link & MARK != 0 {
             // Behind a frozen chunk, what its link leads to may be another one by now.
             if number != number_of(link) {
-                return self.next_log(hand, rank);
+                return self.next_log(hand, list);
             }
             self.hand.replace(hand, past);
             return 1;
         }
-        let run = self.gather(link, rank, worth);
+        let run = self.gather(link, list, worth);
         match run.links.len() {
             // The end of the log.
-            0 => return self.next_log(hand, rank),
+            0 => return self.next_log(hand, list),
             // This one stays, and the next run is behind it. But a frozen one would stay in the hand's
             // way for as long as anything in it counts, so it is replaced by one like it.
             1 if !run.kept.is_empty() && !self.is_frozen(link) => {
@@ -140,14 +139,13 @@ impl Logs {
         frozen && !fault::is(Fault::FrozenLeft)
     }
 
-    /// The link that the hand is at and what it is, if its chunk is still of that use, and the rank of
-    /// its log.
-    fn under(&self, hand: u64) -> Option<(Option<(&Cell, u64)>, EvictionRank)> {
-        let rank = |value| EvictionRank::clamped(u32::try_from(value).unwrap_or(0));
+    /// The link that the hand is at and what it is, if its chunk is still of that use, and whose
+    /// log it is in.
+    fn under(&self, hand: u64) -> Option<(Option<(&Cell, u64)>, List)> {
         if hand & NIL == NIL {
-            let rank = rank(number_of(hand));
-            let head = &self.ends(rank)?.head;
-            return Some((Some((head, head.get())), rank));
+            let list = List::numbered(number_of(hand));
+            let head = &self.ends(list)?.head;
+            return Some((Some((head, head.get())), list));
         }
         let chunk = self.chunk(hand)?;
         // The tag says whose the link is only if it is read behind it: the chunk may come into another
@@ -157,19 +155,18 @@ impl Logs {
         let link = chunk.next.get();
         let tag = early.unwrap_or_else(|| chunk.tag.get());
         let own = tag >> 8 == number_of(hand);
-        Some((own.then_some((chunk.next, link)), rank(tag & 0xff)))
+        Some((own.then_some((chunk.next, link)), List::numbered(tag & 0xff)))
     }
 
-    fn next_log(&self, hand: u64, rank: EvictionRank) -> usize {
-        let next = u64::from(rank.get()) % u64::from(limits::RANK_MAX) + 1;
-        self.hand.replace(hand, link_to(NIL, next));
+    fn next_log(&self, hand: u64, list: List) -> usize {
+        self.hand.replace(hand, link_to(NIL, list.next().number().into()));
         0
     }
 
     /// The longest run from `link` on that one chunk can replace.
-    fn gather(&self, link: u64, rank: EvictionRank, worth: &impl Fn(Placed) -> Worth) -> Run {
+    fn gather(&self, link: u64, list: List, worth: &impl Fn(Placed) -> Worth) -> Run {
         let (links, kept) = (ArrayVec::new(), ArrayVec::new());
-        let mut run = Run { rank, links, next: link, kept };
+        let mut run = Run { list, links, next: link, kept };
         while !run.links.is_full() {
             let Some(chunk) = self.chunk(run.next) else {
                 break;
@@ -181,7 +178,7 @@ impl Logs {
             let mut kept: ArrayVec<Kept, ENTRIES> = ArrayVec::new();
             for (at, entry) in chunk.entries.iter().enumerate() {
                 let entry = entry.get();
-                if worth(Placed::new(rank, entry)) != Worth::Garbage {
+                if worth(Placed::new(list, entry)) != Worth::Garbage {
                     let count = self.count(run.next, at).map_or(0, Shared::get);
                     kept.push(Kept { entry, count });
                 }
@@ -202,7 +199,7 @@ impl Logs {
         let first = run.links.first().copied()?;
         let follow = run.links.iter().skip(1).chain([&run.next]);
         for (link, next) in run.links.iter().zip(follow) {
-            if self.freeze(*link, run.rank)? != *next {
+            if self.freeze(*link, run.list)? != *next {
                 return None;
             }
         }
@@ -217,7 +214,7 @@ impl Logs {
 
     /// A chunk with what is kept of a run, and a link to it.
     fn copy(&self, run: &Run) -> Option<u64> {
-        let (link, chunk) = self.take(run.rank)?;
+        let (link, chunk) = self.take(run.list)?;
         // A number of its own, or this link could have been there in an earlier use of the chunk.
         chunk.next.publish(link_to(run.next & NIL, self.number()));
         for (at, entry) in chunk.entries.iter().enumerate() {
@@ -227,7 +224,7 @@ impl Logs {
                 count.publish(kept.count);
             }
         }
-        Self::enter(chunk, link, run.rank);
+        Self::enter(chunk, link, run.list);
         Some(link)
     }
 }

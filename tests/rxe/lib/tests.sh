@@ -14,8 +14,10 @@ default_tests() {
             echo verbs_faults
             # What no fault from outside brings about.
             echo lib:verbs::fabric::service
-            # Nodes that die or may not register memory, over RDMA.
-            printf 'processes:%s\n' holder_dies requester_dies rdma_refused
+            # Nodes that die or may not register memory, over RDMA, and nodes with a GPU.
+            printf 'processes:%s\n' holder_dies requester_dies rdma_refused gpu
+            # The guest's kernel makes real buffers of the stand-in's GPU memory.
+            echo cuda
             ;;
         # What may not land late is the more likely to where packets are under way for long.
         pair/*) echo verbs_faults:memory ;;

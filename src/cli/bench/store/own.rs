@@ -11,7 +11,7 @@ use crate::store::{
     Committed, Evicted, Found, InsertError, Payload, PinError, Store, StoreConfig, UnpinError,
 };
 use crate::sys::memory::prefer_huge_pages;
-use crate::types::{BlockKey, RequesterIndex, ResidentId};
+use crate::types::{BlockKey, MemoryKind, RequesterIndex, ResidentId};
 
 /// Buffers of a thread.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ macro_rules! contends {
                         Ok(found) => return Some(found.id),
                         Err(InsertError::Full) => {
                             hand.victims.clear();
-                            self.evict_batch(1, &mut hand.victims);
+                            self.evict_batch(MemoryKind::Host, 1, &mut hand.victims);
                         }
                         Err(InsertError::AlreadyResident(_)) => return None,
                     }
@@ -80,7 +80,7 @@ macro_rules! contends {
 
             fn reclaim(&self, hand: &mut Buffers, max: usize) -> Option<usize> {
                 hand.victims.clear();
-                Some(self.evict_batch(max, &mut hand.victims))
+                Some(self.evict_batch(MemoryKind::Host, max, &mut hand.victims))
             }
         }
 

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use super::super::krate::fabric::{Region, RegionId, RegisteredSpan};
 use super::super::krate::layout::{AllocationId, BlockId, KvSplit, Layout, Tensor};
 use super::super::krate::memory::{HostPool, Reservation, checksum_bytes};
-use super::super::krate::peer::{Landing, LentLayout, Published};
+use super::super::krate::peer::{Landing, LentLayout, Published, Settled};
 use super::super::krate::policy::Origin;
 use super::super::krate::protocol::{Place, RegionEntry, TensorEntry};
-use super::super::krate::store::{Evicted, InsertError, Payload, Store};
+use super::super::krate::store::{Evicted, Found, InsertError, Payload, Store};
 use super::super::krate::types::{
-    BlockKey, EvictionRank, Extent, PoolId, ResidentCause, ResidentId,
+    BlockKey, EvictionRank, Extent, MemoryKind, PoolId, ResidentCause, ResidentId, Scope,
 };
 use super::ledger::Ledger;
 use super::{STRIDED_BYTES, bytes_of, key_of};
@@ -26,6 +26,8 @@ type Owned = Rc<RefCell<BTreeMap<u64, u32>>>;
 pub(crate) struct Destination {
     reservation: Option<Reservation>,
     owned: Owned,
+    /// How often it was asked whether it has settled.
+    asked: u32,
 }
 
 impl Destination {
@@ -104,6 +106,12 @@ pub(crate) struct TestLanding {
     pub(crate) ledger: Arc<Ledger>,
     /// Residents that a peer sent.
     pub(crate) fetched: BTreeSet<ResidentId>,
+    /// How often a destination is asked before it has settled.
+    pub(crate) settle_after: u32,
+    /// Whether none ever does, and whose fault that is.
+    pub(crate) never_settles: Option<Scope>,
+    /// How often residents are not ready yet.
+    pub(crate) unready: u32,
 }
 
 impl TestLanding {
@@ -124,6 +132,9 @@ impl TestLanding {
             pause_ms: 0,
             ledger,
             fetched: BTreeSet::new(),
+            settle_after: 0,
+            never_settles: None,
+            unready: 0,
         }
     }
 
@@ -131,7 +142,7 @@ impl TestLanding {
     pub(crate) fn evict(&mut self) -> Option<BlockKey> {
         let mut before = Vec::new();
         self.store.list(0, u32::MAX, &mut before);
-        let Evicted { key, payload, id, .. } = self.store.evict()?;
+        let Evicted { key, payload, id, .. } = self.store.evict(MemoryKind::Host)?;
         let victim = before.iter().find(|view| view.id == id).unwrap();
         self.readers_of_evicted += u64::from(victim.requesters);
         scribble(&self.pool, payload.extent);
@@ -245,13 +256,26 @@ impl Landing for TestLanding {
             };
             self.owned.borrow_mut().insert(reservation.extent().offset, *size);
             let owned = Rc::clone(&self.owned);
-            out.push(Destination { reservation: Some(reservation), owned });
+            out.push(Destination { reservation: Some(reservation), owned, asked: 0 });
         }
     }
 
     fn spans(&self, memory: &Destination) -> impl Iterator<Item = RegisteredSpan> {
         let Extent { offset, len, .. } = memory.extent();
         std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
+    }
+
+    fn settle(&mut self, memory: &mut Destination) -> Settled {
+        if let Some(scope) = self.never_settles {
+            return Settled::Never(scope);
+        }
+        memory.asked += 1;
+        if memory.asked > self.settle_after { Settled::Now } else { Settled::Later }
+    }
+
+    fn prepare(&mut self, _found: &Found) -> bool {
+        self.unready = self.unready.saturating_sub(1);
+        self.unready == 0
     }
 
     fn checksum(&self, memory: &Destination) -> u64 {

@@ -8,6 +8,9 @@ use super::*;
 use crate::store::log::{Chunk, NO_TAG};
 use crate::store::word::Word;
 use crate::sync::park_at;
+use crate::types::{EvictionRank, MemoryKind};
+
+const FIRST: List = List { kind: MemoryKind::Host, rank: EvictionRank::FIRST };
 
 /// A log of slots that are touched, each of which counts at its newest place.
 struct Touched {
@@ -21,7 +24,7 @@ impl Touched {
             Some(place) if *place == placed.position => Worth::Counts(Word(0)),
             _ => Worth::Garbage,
         };
-        let position = self.logs.append(EvictionRank::FIRST, slot, &worth);
+        let position = self.logs.append(FIRST, slot, &worth);
         self.places.borrow_mut()[slot as usize] = position;
     }
 }
@@ -41,7 +44,7 @@ fn grows_behind_a_frozen_chunk() -> bool {
         let next = chunk.next.get();
         let number = logs.chunk(next).map(Chunk::number);
         let cold = |entry: &Cell| {
-            let slot = Placed::new(EvictionRank::FIRST, entry.get()).slot;
+            let slot = Placed::new(FIRST, entry.get()).slot;
             slot < SLOTS && slot % 2 == 1
         };
         let following = logs.chunk(next).into_iter().flat_map(|chunk| chunk.entries);
@@ -51,14 +54,14 @@ fn grows_behind_a_frozen_chunk() -> bool {
     };
     let link = (0..10_000).find_map(|round| {
         hot(round);
-        let first = logs.head(EvictionRank::FIRST);
+        let first = logs.head(FIRST);
         std::iter::successors(first, |link| {
             let next = logs.chunk(*link)?.next.get();
             (next & NIL != NIL).then_some(next)
         })
         .find(is_such)
     });
-    logs.freeze(link.unwrap(), EvictionRank::FIRST).unwrap();
+    logs.freeze(link.unwrap(), FIRST).unwrap();
     let settled = logs.used();
     (0..100 * SLOTS).any(|round| {
         hot(round);
@@ -76,55 +79,55 @@ fn a_frozen_chunk_does_not_end_the_sweep_of_what_is_behind_it() {
     assert!(grows, "the sweep does not need the repair");
 }
 
-/// Slots that are touched at ranks, each of which counts at its newest place.
+/// Slots that are touched in lists, each of which counts at its newest place.
 struct Ranked {
     logs: Logs,
-    /// Of each slot the rank and, below it, the position.
+    /// Of each slot the list and, below it, the position.
     places: Vec<AtomicU64>,
 }
 
 impl Ranked {
     const SLOTS: u32 = 16;
-    const RANKS: [EvictionRank; 2] = [EvictionRank::FIRST, EvictionRank::clamped(2)];
+    const LISTS: [List; 2] = [FIRST, List { kind: MemoryKind::Device, rank: EvictionRank::FIRST }];
 
     fn new() -> Self {
         let places = (0..Self::SLOTS).map(|_| AtomicU64::new(0)).collect();
         let ranked = Self { logs: Logs::new(Self::SLOTS, false), places };
-        (0..Self::SLOTS).for_each(|slot| ranked.touch(EvictionRank::FIRST, slot));
+        (0..Self::SLOTS).for_each(|slot| ranked.touch(FIRST, slot));
         ranked
     }
 
     fn worth(&self, placed: Placed) -> Worth {
-        let place = u64::from(placed.rank.get()) << u32::BITS | placed.position;
+        let place = u64::from(placed.list.number()) << u32::BITS | placed.position;
         let newest = self.places.get(placed.slot as usize);
         let counts = newest.is_some_and(|newest| newest.load(Ordering::SeqCst) == place);
         if counts { Worth::Counts(Word(0)) } else { Worth::Garbage }
     }
 
-    fn touch(&self, rank: EvictionRank, slot: u32) {
-        let position = self.logs.append(rank, slot, &|placed| self.worth(placed));
-        assert!(position >> u32::BITS == 0, "a place is a rank and a position");
-        let place = u64::from(rank.get()) << u32::BITS | position;
+    fn touch(&self, list: List, slot: u32) {
+        let position = self.logs.append(list, slot, &|placed| self.worth(placed));
+        assert!(position >> u32::BITS == 0, "a place is a list and a position");
+        let place = u64::from(list.number()) << u32::BITS | position;
         self.places[slot as usize].store(place, Ordering::SeqCst);
     }
 
-    /// Touches slots at ranks as `random` has it, so that chunks go from one log to the other.
+    /// Touches slots in lists as `random` has it, so that chunks go from one log to the other.
     fn churn(&self, random: &mut u64, touches: u32) {
         for _ in 0..touches {
             *random ^= *random << 13;
             *random ^= *random >> 7;
             *random ^= *random << 17;
             let slot = u32::try_from(*random >> 20 & 0xffff).unwrap() % Self::SLOTS;
-            self.touch(Self::RANKS[usize::from(*random >> 40 & 1 == 0)], slot);
+            self.touch(Self::LISTS[usize::from(*random >> 40 & 1 == 0)], slot);
         }
     }
 
     /// Whether the logs are whole and each slot is at its place.
     fn is_whole(&self) -> bool {
         let mut counting = 0;
-        for rank in Self::RANKS {
-            self.logs.entries(rank, &mut |slot, position| {
-                let placed = Placed { rank, slot, position };
+        for list in Self::LISTS {
+            self.logs.entries(list, &mut |slot, position| {
+                let placed = Placed { list, slot, position };
                 counting += u32::from(self.worth(placed) != Worth::Garbage);
             });
         }
@@ -205,7 +208,7 @@ fn is_whole_behind_a_freeze((taken, frozen, seed): (u32, u32, u32), fault: Optio
     // From here on nothing is swept, so that the one who takes a chunk does so at once.
     ranked.logs.enough = u64::MAX;
     thread::scope(|scope| {
-        let (ranked, first) = (&ranked, EvictionRank::FIRST);
+        let (ranked, first) = (&ranked, FIRST);
         let take = spawn_parked(scope, taken, fault, move || {
             (0..3).for_each(|slot| ranked.touch(first, slot));
         });

@@ -12,7 +12,7 @@ use crate::policy::Origin;
 use crate::store::{
     Committed, Evicted, Found, InsertError, Payload, PinError, StoreConfig, UnpinError,
 };
-use crate::types::{BlockKey, RequesterIndex, ResidentId};
+use crate::types::{BlockKey, MemoryKind, RequesterIndex, ResidentId};
 use slab::Slab;
 
 /// The mutexed store.
@@ -73,7 +73,13 @@ impl Mutexed {
         out.reverse();
     }
 
-    pub(super) fn evict_batch(&self, max: usize, out: &mut Vec<Evicted>) -> usize {
+    /// All its residents are in host memory.
+    pub(super) fn evict_batch(
+        &self,
+        _kind: MemoryKind,
+        max: usize,
+        out: &mut Vec<Evicted>,
+    ) -> usize {
         let before = out.len();
         while out.len() - before < max {
             // A lend waits for so many victims at most.

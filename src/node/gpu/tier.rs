@@ -1,0 +1,325 @@
+//! The GPU's pool as the data thread has it. See the module above.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::block::{Block, Blocks};
+use super::note_loss;
+use crate::cuda::{Bound, Context, CudaError, GpuPool, Staging, StagingCopy, StagingSlot};
+use crate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
+use crate::memory::Reservation;
+use crate::node::residency::Residency;
+use crate::peer::Settled;
+use crate::store::{Found, ResidentView, Store};
+use crate::types::{Extent, ResidentId, Scope};
+
+/// How long a requester holds back while blocks wait for staging memory, milliseconds: a READ of some
+/// blocks, and the end of its lease.
+const PAUSE_FOR_STAGING_MS: u32 = 10;
+
+/// Copies that are kept to be lent, before their table grows.
+const LEAVING: usize = 512;
+
+/// What a tier is made of.
+#[derive(Debug)]
+pub(super) struct TierParts {
+    pub(super) context: Arc<Context>,
+    pub(super) pool: Arc<GpuPool>,
+    /// The pool's region, where every card reaches it.
+    pub(super) direct: Option<Region>,
+    /// Staging for blocks that arrive, and its region where they land there.
+    pub(super) arriving: (Staging<Block>, Region),
+    /// Staging for blocks that are lent.
+    pub(super) leaving: (Staging<LeavingAt>, Region),
+    /// Who evicts what is in the pool, and knows what is pinned and whether the GPU is lost.
+    pub(super) residency: Arc<Residency>,
+}
+
+/// Memory for a block that arrives.
+#[derive(Debug)]
+pub(in crate::node) struct Arriving {
+    block: Block,
+    len: u32,
+    /// Where it lands, where cards do not reach the pool; gone when its copy has begun.
+    slot: Option<StagingSlot>,
+    /// Whether the copy has begun.
+    copying: bool,
+}
+
+impl Arriving {
+    /// The checksum of the bytes, once settled.
+    pub(in crate::node) fn checksum(&self) -> u64 {
+        self.block.checksum()
+    }
+
+    /// The extent, once settled; `None` while a copy still owns it.
+    pub(in crate::node) fn into_reservation(self) -> Option<Reservation<GpuPool>> {
+        self.block.into_reservation()
+    }
+}
+
+/// Which copy to staging memory has ended: by the offset of its source in the pool, and its number. One
+/// that the driver refused ends, too, when others of that extent may be under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LeavingAt {
+    offset: u64,
+    attempt: u64,
+}
+
+/// A copy of a resident in staging memory, to be lent.
+#[derive(Debug)]
+struct Leaving {
+    resident: ResidentId,
+    /// The number of the copy; 0 where it was refused.
+    attempt: u64,
+    copy: LeavingCopy,
+}
+
+#[derive(Debug)]
+enum LeavingCopy {
+    Running,
+    Ready(StagingSlot),
+    /// The driver refused it. The next lend tries again.
+    Refused,
+}
+
+/// The tier. See the module's documentation.
+#[derive(Debug)]
+pub(in crate::node) struct Tier {
+    parts: TierParts,
+    /// What is on its way into the pool.
+    blocks: Blocks,
+    /// By offset in the pool.
+    leaving: HashMap<u64, Leaving>,
+    /// Kept for the next look at what is pinned.
+    views: Vec<ResidentView>,
+    /// Copies to staging memory so far.
+    attempts: u64,
+    /// Whether the last block that wanted a place to be lent from found none.
+    exhausted: bool,
+}
+
+impl Tier {
+    pub(super) fn new(parts: TierParts) -> Self {
+        // Room for more than staging has places: what is lent allocates nothing.
+        let leaving = HashMap::with_capacity(LEAVING);
+        let (blocks, views) = (Blocks::default(), Vec::with_capacity(1));
+        Self { parts, blocks, leaving, views, attempts: 0, exhausted: false }
+    }
+
+    pub(in crate::node) fn is_lost(&self) -> bool {
+        self.parts.residency.device_is_lost()
+    }
+
+    /// Memory for a block that arrives; `None` where it shall land in a host pool. Each of `victims`
+    /// may go for that.
+    pub(in crate::node) fn reserve(&mut self, len: u32, victims: &mut usize) -> Option<Arriving> {
+        if self.is_lost() {
+            return None;
+        }
+        let slot = match self.parts.direct {
+            Some(_) if !self.parts.arriving.0.fits(len.into()) => return None,
+            Some(_) => None,
+            None => Some(self.parts.arriving.0.take(len.into())?),
+        };
+        let TierParts { residency, pool, .. } = &self.parts;
+        let block = self.blocks.enter(residency.reserve_on_device(pool, len, victims)?);
+        Some(Arriving { block, len, slot, copying: false })
+    }
+
+    /// Where a READ into this memory lands.
+    pub(in crate::node) fn span(&self, memory: &Arriving) -> RegisteredSpan {
+        let len = memory.len;
+        match (&memory.slot, &self.parts.direct) {
+            (None, Some(direct)) => {
+                let offset = memory.block.extent().offset;
+                RegisteredSpan { region: direct.id, offset, len }
+            }
+            (Some(slot), _) => {
+                let region = self.parts.arriving.1.id;
+                RegisteredSpan { region, offset: slot.offset(), len }
+            }
+            // Its copy has begun: nothing lands there any more. No fabric has such a region.
+            (None, None) => RegisteredSpan { region: RegionId(u16::MAX), offset: 0, len },
+        }
+    }
+
+    /// Brings a block that has landed to its place, and its checksum to light, a step at a time.
+    pub(in crate::node) fn settle(&mut self, memory: &mut Arriving) -> Settled {
+        if memory.block.is_done() {
+            return Settled::Now;
+        }
+        if self.is_lost() {
+            return Settled::Never(Scope::Local);
+        }
+        if let Err(error) = self.advance(memory) {
+            self.note(&error);
+            return Settled::Never(Scope::Local);
+        }
+        if memory.block.is_done() { Settled::Now } else { Settled::Later }
+    }
+
+    /// Begins the copy of a block that has none, and takes note of those that have ended. An error is
+    /// this block's, unless the GPU is lost.
+    fn advance(&mut self, memory: &mut Arriving) -> Result<(), CudaError> {
+        let context = Arc::clone(&self.parts.context);
+        let bound = context.bind()?;
+        if !memory.copying {
+            self.begin(&bound, memory)?;
+        }
+        if let Err(error) = self.poll_arriving(&bound) {
+            // Whatever the driver calls it: no copy in flight will be known to have ended.
+            self.lose(&error);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, bound: &Bound<'_>, memory: &mut Arriving) -> Result<(), CudaError> {
+        let extent = memory.block.extent();
+        let staging = &mut self.parts.arriving.0;
+        let (way, slot) = if self.parts.direct.is_some() {
+            // It was written by a card; the copy out of it comes behind the flush.
+            bound.flush_writes()?;
+            (StagingCopy::FromDevice, staging.take(extent.len.into()))
+        } else {
+            let slot = memory.slot.take();
+            if let Some(slot) = &slot {
+                let sum = staging.mapping().checksum(slot.offset(), slot.len())?;
+                memory.block.set_checksum(sum);
+            }
+            (StagingCopy::ToDevice, slot)
+        };
+        // Without a slot, and without room for a copy, it is tried again in the next round.
+        let Some(slot) = slot else { return Ok(()) };
+        match staging.begin(bound, way, (slot, extent.offset), memory.block.share()) {
+            Ok(()) => memory.copying = true,
+            Err((error, Some((slot, _block)))) if error.is_backpressure() => {
+                memory.slot = (way == StagingCopy::ToDevice).then_some(slot);
+            }
+            Err((error, _)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Takes note of the copies that have ended.
+    fn poll_arriving(&mut self, bound: &Bound<'_>) -> Result<(), CudaError> {
+        let direct = self.parts.direct.is_some();
+        let staging = &mut self.parts.arriving.0;
+        let mapping = Arc::clone(staging.mapping());
+        staging.poll(bound, |slot, block| {
+            if direct && let Ok(sum) = mapping.checksum(slot.offset(), slot.len()) {
+                block.set_checksum(sum);
+            }
+            block.finish();
+        })
+    }
+
+    /// Makes a resident of the pool ready to be lent; `false` while that takes its time. The caller has
+    /// it pinned.
+    pub(in crate::node) fn prepare(&mut self, found: &Found) -> bool {
+        if self.parts.direct.is_some() || self.is_lost() {
+            return true;
+        }
+        let extent = found.payload.extent;
+        let leaving = self.leaving.get(&extent.offset).filter(|it| it.resident == found.id);
+        match leaving.map(|leaving| &leaving.copy) {
+            Some(LeavingCopy::Ready(_)) => return true,
+            Some(LeavingCopy::Running) => {}
+            Some(LeavingCopy::Refused) | None => {
+                if let Err(error) = self.begin_leaving(found.id, extent) {
+                    self.note(&error);
+                    let (resident, copy) = (found.id, LeavingCopy::Refused);
+                    self.leaving.insert(extent.offset, Leaving { resident, attempt: 0, copy });
+                    return true;
+                }
+            }
+        }
+        if let Err(error) = self.poll_leaving() {
+            self.lose(&error);
+            return true;
+        }
+        matches!(
+            self.leaving.get(&extent.offset),
+            Some(Leaving { copy: LeavingCopy::Ready(_), .. })
+        )
+    }
+
+    fn begin_leaving(&mut self, resident: ResidentId, extent: Extent) -> Result<(), CudaError> {
+        let bound = self.parts.context.bind()?;
+        let staging = &mut self.parts.leaving.0;
+        let slot = staging.take(extent.len.into()).or_else(|| {
+            // What nobody can read any more gives its place.
+            let store = &self.parts.residency.store;
+            let views = &mut self.views;
+            self.leaving.retain(|_, leaving| match leaving.copy {
+                LeavingCopy::Running => true,
+                LeavingCopy::Ready(_) => is_pinned(store, leaving.resident, views),
+                LeavingCopy::Refused => false,
+            });
+            staging.take(extent.len.into())
+        });
+        self.exhausted = slot.is_none();
+        let Some(slot) = slot else { return Ok(()) };
+        self.attempts += 1;
+        let (offset, attempt) = (extent.offset, self.attempts);
+        let owned = LeavingAt { offset, attempt };
+        match staging.begin(&bound, StagingCopy::FromDevice, (slot, offset), owned) {
+            Ok(()) => {
+                let copy = LeavingCopy::Running;
+                self.leaving.insert(offset, Leaving { resident, attempt, copy });
+                Ok(())
+            }
+            Err((error, Some(_))) if error.is_backpressure() => Ok(()),
+            Err((error, _)) => Err(error),
+        }
+    }
+
+    fn poll_leaving(&mut self) -> Result<(), CudaError> {
+        let bound = self.parts.context.bind()?;
+        let leaving = &mut self.leaving;
+        self.parts.leaving.0.poll(&bound, |slot, LeavingAt { offset, attempt }| {
+            let wanted = leaving.get_mut(&offset).filter(|entry| entry.attempt == attempt);
+            if let Some(entry) = wanted {
+                entry.copy = LeavingCopy::Ready(slot);
+            }
+        })
+    }
+
+    /// How long readers should hold back, milliseconds; 0 unless blocks wait for a place to be lent from.
+    pub(in crate::node) fn pause_ms(&self) -> u32 {
+        if self.exhausted && !self.is_lost() { PAUSE_FOR_STAGING_MS } else { 0 }
+    }
+
+    /// What a peer is told to read for an extent of the pool.
+    pub(in crate::node) fn remote(&self, extent: &Extent) -> Option<RemoteSpan> {
+        if self.is_lost() {
+            return None;
+        }
+        if let Some(direct) = &self.parts.direct {
+            return direct.remote(extent.offset, extent.len);
+        }
+        let LeavingCopy::Ready(slot) = &self.leaving.get(&extent.offset)?.copy else {
+            return None;
+        };
+        self.parts.leaving.1.remote(slot.offset(), extent.len)
+    }
+
+    /// A call was refused: of this block, or because the GPU is lost.
+    fn note(&self, error: &CudaError) {
+        note_loss(&self.parts.residency, error);
+        tracing::warn!(%error, "a block could not be copied by the GPU");
+    }
+
+    fn lose(&self, error: &CudaError) {
+        super::lose(&self.parts.residency, error);
+    }
+}
+
+/// Whether somebody may still read this resident.
+fn is_pinned(store: &Store, resident: ResidentId, views: &mut Vec<ResidentView>) -> bool {
+    views.clear();
+    store.list(resident.slot, 1, views);
+    // Another resident in its slot that is pinned keeps the copy, too: that costs its place only.
+    views.iter().any(|view| view.pins > 0)
+}
