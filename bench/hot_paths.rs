@@ -17,7 +17,7 @@ use kvrail::fabric::{
 use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{HashEntry, Loan, LoanEntry, Message, Place, decode};
 use kvrail::store::{Store, StoreConfig};
-use kvrail::transfer::{ReadList, Transfers, plan};
+use kvrail::transfer::{Plan, ReadList, Transfers};
 use kvrail::types::{
     BlockKey, EvictionRank, Generation, LeaseId, Load, MemoryKind, NamespaceId, Path, RequestId,
     RequesterIndex, Timestamp,
@@ -113,12 +113,14 @@ fn store(bench: &mut Criterion) {
     group.finish();
 }
 
-/// Blocks of 4 KiB in runs of so many neighbours.
-fn blocks(run: u64) -> ReadList {
+/// Blocks of 4 KiB in runs of so many neighbours, asked for by their addresses or far from that.
+fn blocks(run: u64, in_order: bool) -> ReadList {
     let (len, mut list) = (4096, ReadList::default());
     for at in 0..BATCH as u64 {
-        let address = (at / run * 2 * run + at % run) * u64::from(len);
         let offset = at * u64::from(len);
+        // A number without a factor of the batch's reaches each block once.
+        let at = if in_order { at } else { at * 29 % BATCH as u64 };
+        let address = (at / run * 2 * run + at % run) * u64::from(len);
         let remote = RemoteSpan { rkey: 7, address, len };
         list.push([remote], [RegisteredSpan { region: RegionId(0), offset, len }]).unwrap();
     }
@@ -128,10 +130,11 @@ fn blocks(run: u64) -> ReadList {
 fn plans(bench: &mut Criterion) {
     let mut group = bench.benchmark_group("plan");
     group.throughput(Throughput::Elements(BATCH as u64));
-    for run in [1, 8] {
-        let (blocks, mut reads, mut segments) = (blocks(run), Vec::new(), Vec::new());
-        group.bench_function(format!("runs of {run}"), |bencher| {
-            bencher.iter(|| plan(black_box(&blocks), &CAPABILITIES, &mut reads, &mut segments));
+    for (run, in_order) in [(1, true), (8, true), (8, false)] {
+        let (blocks, mut plan) = (blocks(run, in_order), Plan::default());
+        let name = format!("runs of {run}{}", if in_order { "" } else { ", in no order" });
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| plan.make(black_box(&blocks), &CAPABILITIES));
         });
     }
     group.finish();
@@ -142,7 +145,7 @@ fn in_flight(bench: &mut Criterion) {
     group.throughput(Throughput::Elements(BATCH as u64));
     let connection = ConnectionId { slot: 1, generation: 1 };
     let (now, until) = (Timestamp::ZERO, Timestamp::from_nanos(u64::MAX));
-    let (blocks, mut table) = (blocks(1), Transfers::new(CAPABILITIES));
+    let (blocks, mut table) = (blocks(1, true), Transfers::new(CAPABILITIES));
     let (mut posts, mut finished) = (ReadBatch::default(), Vec::new());
     group.bench_function("begin, post, complete", |bencher| {
         bencher.iter(|| {

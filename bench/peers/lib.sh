@@ -1,6 +1,8 @@
 # Sourced by the scripts beside it. Each runs a peer and kvrail on the same work in turn, and prints one
 # table: the median of each side, and the ratio.
 
+# A guest has no locale, and column(1) would then escape what is no ASCII.
+export LC_ALL=C.UTF-8
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$root/tests/rxe/guest/common.sh"
 kvrail=${KVRAIL_BINARY:-$root/target/release/kvrail}

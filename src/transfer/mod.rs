@@ -1,6 +1,6 @@
 //! Transfers: what a requester reads for one lease, and when that memory is its own again.
 //!
-//! [`plan`] turns the loans of a lease into READs: spans that lie next to each other on the holder
+//! A [`Plan`] turns the loans of a lease into READs: spans that lie next to each other on the holder
 //! become one READ that scatters over the destinations; a span longer than a READ may be is split. A
 //! [`ReadList`] names the spans of both sides, so that blocks in one piece and in many are read alike.
 //! [`Transfers`] is the in-flight table. It **owns every destination from before the first READ is
@@ -13,5 +13,5 @@
 mod plan;
 mod table;
 
-pub use plan::{PlannedRead, ReadList, Uneven, plan};
+pub use plan::{Plan, PlannedRead, ReadList, Uneven};
 pub use table::{Finished, FinishedBlock, TransferId, Transfers};

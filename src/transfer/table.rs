@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::plan::{PlannedRead, ReadList, plan};
+use super::plan::{Plan, PlannedRead, ReadList};
 use crate::fabric::{
-    Capabilities, Completion, CompletionStatus, ConnectionId, ReadBatch, ReadWork, RegisteredSpan,
-    WrId,
+    Capabilities, Completion, CompletionStatus, ConnectionId, ReadBatch, ReadWork, WrId,
 };
 use crate::types::{Path, Paths, Scope, Timestamp};
 
@@ -49,8 +48,7 @@ struct Transfer<D> {
     connection: ConnectionId,
     until: Timestamp,
     blocks: Vec<Block<D>>,
-    reads: Vec<PlannedRead>,
-    segments: Vec<RegisteredSpan>,
+    plan: Plan,
     next_read: usize,
     next_segment: usize,
     outstanding: usize,
@@ -64,7 +62,7 @@ struct Transfer<D> {
 
 impl<D> Transfer<D> {
     fn is_done(&self) -> bool {
-        self.outstanding == 0 && self.next_read == self.reads.len()
+        self.outstanding == 0 && self.next_read == self.plan.reads.len()
     }
 
     /// Gives up what was not posted yet.
@@ -73,12 +71,18 @@ impl<D> Transfer<D> {
             self.broken = Some(scope);
             self.paths.clear();
         }
-        for read in self.reads.drain(self.next_read..) {
-            for block in read.first_block..=read.last_block {
-                if let Some(block) = self.blocks.get_mut(usize::from(block)) {
-                    block.failed = true;
-                }
-            }
+        for read in self.plan.reads.get(self.next_read..).unwrap_or_default() {
+            fail_blocks(&mut self.blocks, &self.plan, read);
+        }
+        self.plan.reads.truncate(self.next_read);
+    }
+}
+
+/// Notes that a READ did not bring its part of the blocks that it carries.
+fn fail_blocks<D>(blocks: &mut [Block<D>], plan: &Plan, read: &PlannedRead) {
+    for block in plan.blocks_of(read) {
+        if let Some(block) = blocks.get_mut(block) {
+            block.failed = true;
         }
     }
 }
@@ -162,8 +166,7 @@ impl<D> Transfers<D> {
             connection,
             until,
             blocks: Vec::new(),
-            reads: Vec::new(),
-            segments: Vec::new(),
+            plan: Plan::default(),
             next_read: 0,
             next_segment: 0,
             outstanding: 0,
@@ -175,7 +178,7 @@ impl<D> Transfers<D> {
         transfer.until = until;
         let block = |destination| Block { destination, failed: false };
         transfer.blocks.extend(destinations.take(list.len()).map(block));
-        plan(list, &self.capabilities, &mut transfer.reads, &mut transfer.segments);
+        transfer.plan.make(list, &self.capabilities);
         let done = transfer.is_done();
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(TransferSlot { generation: 0, running: None });
@@ -228,7 +231,7 @@ impl<D> Transfers<D> {
         };
         let mut posted = 0;
         while posted < credits
-            && let Some(read) = transfer.reads.get(transfer.next_read)
+            && let Some(read) = transfer.plan.reads.get(transfer.next_read)
         {
             let wr = self.free_wrs.pop().unwrap_or_else(|| {
                 self.wrs.push(WrSlot { generation: 0, carries: None });
@@ -246,7 +249,7 @@ impl<D> Transfers<D> {
                 segments: read.segments,
             });
             let end = transfer.next_segment + usize::from(read.segments);
-            let spans = transfer.segments.get(transfer.next_segment..end).unwrap_or_default();
+            let spans = transfer.plan.segments.get(transfer.next_segment..end).unwrap_or_default();
             batch.segments.extend_from_slice(spans);
             transfer.next_segment = end;
             transfer.next_read += 1;
@@ -313,12 +316,8 @@ impl<D> Transfers<D> {
             Err(_) => transfer.broken.is_none() || transfer.breaking,
         };
         if let Err(scope) = result {
-            if let Some(read) = transfer.reads.get(read as usize).copied() {
-                for block in read.first_block..=read.last_block {
-                    if let Some(block) = transfer.blocks.get_mut(usize::from(block)) {
-                        block.failed = true;
-                    }
-                }
+            if let Some(read) = transfer.plan.reads.get(read as usize) {
+                fail_blocks(&mut transfer.blocks, &transfer.plan, read);
             }
             transfer.give_up(scope);
         }
@@ -398,8 +397,7 @@ impl<D> Transfers<D> {
             outcome: if block.failed { Err(scope) } else { Ok(()) },
         }));
         let connection = transfer.connection;
-        transfer.reads.clear();
-        transfer.segments.clear();
+        transfer.plan.clear();
         (transfer.next_read, transfer.next_segment) = (0, 0);
         (transfer.broken, transfer.breaking) = (None, false);
         let paths = std::mem::take(&mut transfer.paths);

@@ -5,7 +5,7 @@ use kvrail::fabric::{
     Access, CompletionStatus, Fabric, ReadBatch, ReadWork, Region, RegisteredSpan, RemoteSpan, WrId,
 };
 use kvrail::layout::{AllocationId, BlockId, KvSplit, Layout, Tensor};
-use kvrail::transfer::{ReadList, plan};
+use kvrail::transfer::{Plan, ReadList};
 
 use super::{Harness, Pair, Random};
 
@@ -92,9 +92,10 @@ fn local<'a>(
 
 /// The plan of a list as a fabric takes it.
 fn planned<F: Fabric>(list: &ReadList, fabric: &F) -> ReadBatch {
-    let (mut reads, mut batch) = (Vec::new(), ReadBatch::default());
-    plan(list, &fabric.capabilities(), &mut reads, &mut batch.segments);
-    batch.works.extend((0..).zip(&reads).map(|(slot, read)| ReadWork {
+    let (mut plan, mut batch) = (Plan::default(), ReadBatch::default());
+    plan.make(list, &fabric.capabilities());
+    batch.segments.append(&mut plan.segments);
+    batch.works.extend((0..).zip(&plan.reads).map(|(slot, read)| ReadWork {
         wr_id: WrId { slot, generation: 7 },
         remote: read.remote,
         segments: read.segments,

@@ -67,6 +67,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["read", "--transport", "pigeon"], "--transport"),
         (&["read", "--no-merge", "--what", "get"], "bare and leased"),
         (&["read", "--what", "all"], "--what"),
+        (&["read", "--transport", "tcp,shm", "--rdma-device", "none0"], "--transport verbs"),
         (&["read", "--time", "0s"], "--time"),
         (&["read", "--pool", "1MiB"], "--pool"),
         (&["read", "--json", "--lines"], "--lines"),
@@ -81,6 +82,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["stall", "--batch", "65"], "--batch"),
         (&["fault", "--fault", "flood"], "--fault"),
         (&["fault", "--transport", "shm"], "--transport"),
+        (&["fault", "--link", "none0"], "no network interface"),
         (&["hold", "--listen", "0.0.0.0:0"], "--listen"),
         (&["hold", "--listen", "203.0.113.1:1"], "--listen"),
     ] {

@@ -1,10 +1,11 @@
 //! Engines give a node GPU memory. The driver is a stand-in over host memory, `ffi/cuda_standin.c`: no
 //! GPU has part in this.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 
 use kvrail::cli::cluster::{Cluster, Process};
@@ -25,7 +26,7 @@ use crate::engine_memory::{
 };
 use crate::support::{
     BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
-    read, until,
+    read, test_process, until,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -46,7 +47,7 @@ struct Gpu {
 }
 
 impl Gpu {
-    fn new(library: impl AsRef<std::ffi::OsStr>) -> Self {
+    fn new(library: impl AsRef<OsStr>) -> Self {
         let driver = Driver::open(library).unwrap();
         let device = driver.device(0).unwrap();
         let uuid = DeviceUuid(device.attributes().uuid);
@@ -233,18 +234,12 @@ const BY_DESCRIPTOR: &str = "KVRAIL_TEST_GPU_ENGINE_BY_DESCRIPTOR";
 const ROUNDS: u32 = 3;
 
 fn engine_process(node: &Process, standin: &StandIn, by: By) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let (door, library) = (node.addresses().unwrap().socket.clone().unwrap(), standin.library());
+    let mut told = vec![(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
     if by == By::Descriptor {
-        command.env(BY_DESCRIPTOR, "yes");
+        told.push((BY_DESCRIPTOR, OsStr::new("yes")));
     }
-    command
-        .args(["--exact", "engine_gpu::an_engine_for_ever"])
-        .env(DOOR, node.addresses().unwrap().socket.clone().unwrap())
-        .env(LIBRARY, standin.library())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+    test_process("engine_gpu::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of the test below run.

@@ -111,8 +111,8 @@ fn a_gpu_that_is_lost_takes_its_blocks_along_and_nothing_else() {
     let registry = cluster.registry("registry", &[]).unwrap();
     let a = node(&cluster, "A", &registry, &[]);
     let impatient: Vec<String> = IMPATIENT.map(str::to_owned).to_vec();
+    let c = node(&cluster, "C", &registry, &impatient);
     let b = node(&cluster, "B", &registry, &[gpu(&standin), impatient].concat());
-    let c = node(&cluster, "C", &registry, &[]);
     let (at_a, at_b, at_c) = (a.client().unwrap(), b.client().unwrap(), c.client().unwrap());
     let [landed, lost, kept] = ["landed", "lost", "kept"].map(Blocks::small);
     save(&at_a, &landed);

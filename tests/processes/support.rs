@@ -1,9 +1,11 @@
 //! What the tests have in common: a cluster, blocks, reads that compare bytes, conditions.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use kvrail::cli::cluster::{Cluster, Process};
@@ -47,6 +49,17 @@ pub(crate) fn until_stopped(process: &Process) {
         // Behind the name, which is in parentheses and may hold anything.
         stat.rsplit_once(") ").is_some_and(|(_name, rest)| rest.starts_with('T'))
     });
+}
+
+/// A child process that runs the test of this name alone, told by these variables what it is to do.
+pub(crate) fn test_process(name: &str, variables: &[(&str, &OsStr)]) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .envs(variables.iter().copied())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
 }
 
 /// An empty cluster of the binary under test.

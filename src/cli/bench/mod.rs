@@ -35,11 +35,20 @@ pub struct BenchArgs {
     what: What,
 }
 
+const READ_EXAMPLES: &str = "\
+Examples:
+  kvrail bench read --quick                          a first look, in seconds
+  kvrail bench read --transport tcp,shm --plot out.svg
+  kvrail bench read --what bare --size 4KiB --batch 256 --run 8 --no-merge
+  kvrail bench hold --listen 10.0.0.1:7400           on one host, and on another
+  kvrail bench read --peer 10.0.0.1:7400 --transport verbs --json";
+
 #[derive(Debug, Clone, Subcommand)]
 enum What {
     /// Compare the store with the same ranks under a mutex.
     Store(store::StoreArgs),
     /// Measure what it takes to read a peer's blocks.
+    #[command(after_help = READ_EXAMPLES)]
     Read(read::ReadArgs),
     /// Measure what the owner registry costs whoever serves it, beside a plain loop over Redis.
     Registry(registry::RegistryArgs),

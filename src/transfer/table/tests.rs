@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::fabric::{RegionId, RemoteSpan};
+use crate::fabric::{RegionId, RegisteredSpan, RemoteSpan};
 use crate::types::Nic;
 
 /// Memory that counts how much of it is owned by somebody.
@@ -82,6 +82,30 @@ fn a_read_that_ends_after_the_deadline_has_failed() {
     assert!(table.poll_finished(&mut out).is_some());
     let outcomes: Vec<_> = out.iter().map(|block| block.outcome).collect();
     assert_eq!(outcomes, [Ok(()), Err(Scope::Path), Err(Scope::Path)]);
+}
+
+#[test]
+fn a_failed_read_takes_the_blocks_that_it_carries_whatever_their_order() {
+    let live = Rc::default();
+    let mut table = Transfers::new(capabilities(8));
+    let mut list = ReadList::default();
+    // Two runs, asked for in turn: the first one's blocks are 0, 2 and 4.
+    for (address, offset) in [100, 1100, 0, 1000, 200].into_iter().zip((0..).step_by(500)) {
+        let remote = RemoteSpan { rkey: 1, address, len: 100 };
+        list.push([remote], [RegisteredSpan { region: RegionId(0), offset, len: 100 }]).unwrap();
+    }
+    table.begin(CONNECTION, until(1), &list, (0..5).map(|_| Memory::new(&live)));
+    let (mut batch, mut out) = (ReadBatch::default(), Vec::new());
+    table.poll_post(&mut batch);
+    let spans: Vec<_> = batch.works.iter().map(|it| (it.remote.address, it.segments)).collect();
+    assert_eq!(spans, [(0, 3), (1000, 2)]);
+    let (first, second) = (&batch.works[0], &batch.works[1]);
+    let now = Timestamp::ZERO;
+    assert!(table.handle_completion(&complete(second, CompletionStatus::Success), now));
+    assert!(table.handle_completion(&complete(first, CompletionStatus::RemoteAccess), now));
+    assert!(table.poll_finished(&mut out).is_some());
+    let failed: Vec<_> = out.iter().map(|block| block.outcome.is_err()).collect();
+    assert_eq!(failed, [true, false, true, false, true]);
 }
 
 #[test]

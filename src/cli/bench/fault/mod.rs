@@ -8,6 +8,7 @@
 mod relay;
 mod report;
 
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -79,6 +80,18 @@ enum Link {
 }
 
 impl Link {
+    fn new(interface: Option<&str>) -> Result<Self, CliError> {
+        let Some(name) = interface else {
+            return Relay::start().map(Self::Relay);
+        };
+        // Now, and not only when its turn comes.
+        if Path::new("/sys/class/net").join(name).exists() {
+            Ok(Self::Interface(name.to_owned()))
+        } else {
+            Err(CliError::usage(format!("--link: this host has no network interface {name:?}")))
+        }
+    }
+
     fn cut(&self, cut: bool) -> Result<(), CliError> {
         match self {
             Self::Relay(relay) => relay.cut(cut),
@@ -110,10 +123,7 @@ impl Link {
 /// Measures and reports.
 pub(super) fn run(args: &FaultArgs) -> Result<ExitCode, CliError> {
     let faults = if args.fault.is_empty() { Fault::ALL.to_vec() } else { args.fault.clone() };
-    let link = match &args.link {
-        Some(name) => Link::Interface(name.clone()),
-        None => Link::Relay(Relay::start()?),
-    };
+    let link = Link::new(args.link.as_deref())?;
     let bench = Bench::start(faults.len() as u64)?;
     bench.say("a registry, a holder and a reader start");
     let advertised = match &link {
@@ -148,8 +158,8 @@ pub(super) fn run(args: &FaultArgs) -> Result<ExitCode, CliError> {
         }
         trial.readers.end().map(drop)
     })();
-    report.interrupted = bench.close(outcome)?;
-    print(report.interrupted, |out| report.write(args.json, out))
+    report.head.interrupted = bench.close(outcome)?;
+    print(report.head.interrupted, |out| report.write(args.json, out))
 }
 
 struct Trial<'a> {

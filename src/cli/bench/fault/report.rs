@@ -5,8 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::Fault;
-use crate::cli::bench::machine::Machine;
-use crate::cli::bench::pair::{Outcome, PairArgs};
+use crate::cli::bench::pair::{Head, Outcome, PairArgs};
 use crate::cli::door::write_json;
 use crate::cli::table::table;
 
@@ -33,15 +32,10 @@ pub(super) struct Row {
 /// The whole run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    bench: &'static str,
-    version: &'static str,
-    machine: Machine,
-    transport: String,
-    batch: u16,
-    depth: u16,
+    #[serde(flatten)]
+    pub(super) head: Head,
     /// How the link is cut.
     link: &'static str,
-    pub(super) interrupted: bool,
     /// What was not tried, and why.
     pub(super) skipped: Option<&'static str>,
     pub(super) rows: Vec<Row>,
@@ -62,18 +56,7 @@ const HEADER: [&str; 10] = [
 
 impl Report {
     pub(super) fn new(args: &PairArgs, transport: String, link: &'static str) -> Self {
-        Self {
-            bench: "fault",
-            version: env!("CARGO_PKG_VERSION"),
-            machine: Machine::here(),
-            transport,
-            batch: args.batch,
-            depth: args.depth,
-            link,
-            interrupted: false,
-            skipped: None,
-            rows: Vec::new(),
-        }
+        Self { head: Head::new("fault", args, transport), link, skipped: None, rows: Vec::new() }
     }
 
     pub(super) fn write(&self, json: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -92,20 +75,18 @@ impl Report {
             cells.extend([failed, not_found, busy, wrong].map(|blocks| blocks.to_string()));
             table.add_row(cells);
         }
-        let Self { machine, transport, batch, depth, link, .. } = self;
         let mut text = format!(
-            "{machine}\n{transport}, {depth} clients, {batch} blocks of 64KiB a read; the link is cut by \
-             {link}\n\n{}\n\nThe first three times count from the fault, the next two from its end: \
+            "{}; the link is cut by {}\n\n{}\n\nThe first three times count from the fault, the next two from its end: \
              until a read brought all\nof its blocks, and until no breaker was open any more. The last \
              four are blocks.\n",
+            self.head.text(),
+            self.link,
             table.trim_fmt()
         );
         if let Some(skipped) = self.skipped {
             text.push_str(&format!("\nNot tried: {skipped}.\n"));
         }
-        if self.interrupted {
-            text.push_str("\nInterrupted: this is what was measured.\n");
-        }
+        text.push_str(self.head.ending());
         text
     }
 }

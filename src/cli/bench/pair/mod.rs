@@ -1,6 +1,7 @@
 //! Two nodes on this host as child processes, one of which reads from the other all the time: what stalls
 //! and faults are tried on. Both run what `serve` runs.
 
+mod head;
 mod readers;
 mod samples;
 
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+pub(super) use head::Head;
 pub(super) use readers::Readers;
 pub(super) use samples::{Outcome, Sample, Window};
 

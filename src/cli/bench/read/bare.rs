@@ -149,7 +149,8 @@ impl<F: Wire> Subject for Reader<F> {
     /// Keeps `load.depth` batches in flight until the time is over, then waits for their end.
     fn measure(&mut self, load: &Load, bench: &Bench) -> Result<Measured, CliError> {
         let count = self.served.len / u64::from(load.size);
-        let order = order(u32::try_from(count).unwrap_or(u32::MAX), load.run, load.seed);
+        let order =
+            order(u32::try_from(count).unwrap_or(u32::MAX), load.run, load.batch, load.seed);
         let mut numbers = order.iter().cycle().copied();
         let mut measured = Measured::new()?;
         let mut running = Vec::with_capacity(load.depth);

@@ -103,7 +103,7 @@ impl Subject for Engine {
         let namespace: Namespace =
             format!("{BENCH}{}", load.size).parse().map_err(CliError::failed)?;
         let (hashes, clock) = (hashes(load.size, load.count), Clock::start());
-        let order = order(load.count, load.run, ORDER);
+        let order = order(load.count, load.run, load.batch, ORDER);
         let next = || -> Vec<BlockHash> {
             let first = self.0.asked.fetch_add(load.batch, Ordering::Relaxed);
             let numbers = order.iter().cycle().skip(first % order.len().max(1)).take(load.batch);

@@ -249,7 +249,7 @@ impl<F: Wire> Subject for Reader<F> {
         let namespace: Namespace =
             format!("{BENCH}{}", load.size).parse().map_err(CliError::failed)?;
         let hashes = hashes(load.size, load.count);
-        let order = order(load.count, load.run, load.seed);
+        let order = order(load.count, load.run, load.batch, load.seed);
         let mut numbers = order.iter().cycle().filter_map(|at| hashes.get(*at as usize).copied());
         let mut next = || numbers.by_ref().take(load.batch).collect::<Vec<BlockHash>>();
         // Not timed: the connection is made for the first one.

@@ -83,7 +83,7 @@ pub struct ReadArgs {
     /// Threads that read, each over a connection of its own [default: 1]
     #[arg(long, value_name = "COUNT,…", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: Vec<u16>,
-    /// Blocks that are neighbours on the holder and asked for one after the other [default: 1]
+    /// Blocks that are neighbours on the holder and asked for in one batch, in no order [default: 1]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub run: Option<u32>,
     /// Read each block by a READ of its own, even where neighbours could share one

@@ -141,6 +141,11 @@ impl Report {
         }
     }
 
+    /// Where it ran, in a line.
+    pub(super) fn title(&self) -> String {
+        format!("{}, {}", self.machine, self.holder)
+    }
+
     pub(super) fn write(&self, form: Form, out: &mut dyn Write) -> io::Result<()> {
         match form {
             Form::Json => write_json(out, self),
@@ -150,7 +155,7 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("{}, {}\n", self.machine, self.holder);
+        let mut text = format!("{}\n", self.title());
         for trip in &self.round_trips {
             let at_once = trip.reads_at_once.map_or_else(String::new, |reads| {
                 format!(", {reads} READs at once per queue pair")

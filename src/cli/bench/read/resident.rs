@@ -26,7 +26,7 @@ impl Subject for Engine {
     fn measure(&mut self, load: &Load, bench: &Bench) -> Result<Measured, CliError> {
         let (client, namespace) = (self.0.client()?, namespace(load.size)?);
         let hashes = hashes(load.size, load.count);
-        let order = order(load.count, load.run, load.seed);
+        let order = order(load.count, load.run, load.batch, load.seed);
         // Those of the front again behind the end, so that each batch is one slice.
         let numbers = order.iter().cycle().take(order.len() + load.batch);
         let turn: Vec<BlockHash> =

@@ -24,7 +24,7 @@ pub(super) struct Load {
     pub(super) batch: usize,
     /// Batches in flight.
     pub(super) depth: usize,
-    /// Blocks that are next to each other on the holder and asked for one after the other.
+    /// Blocks that are next to each other on the holder and asked for in one batch, in no order.
     pub(super) run: u32,
     /// Whether neighbours may share a READ.
     pub(super) merge: bool,

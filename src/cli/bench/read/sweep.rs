@@ -134,24 +134,30 @@ fn whats(args: &ReadArgs) -> Result<Vec<What>, CliError> {
     }
 }
 
-/// The fabrics to measure: `auto` is what a node would take to another host.
+/// The fabrics to measure: `auto` is what a node would take to another host. Whoever names a device
+/// means to measure it.
 fn transports(
     choices: &[TransportChoice],
     device: &DeviceArgs,
 ) -> Result<Vec<Transport>, CliError> {
     let choices = if choices.is_empty() { &[TransportChoice::Auto] } else { choices };
+    let is_named = !device.rdma_device.is_empty() || device.gid_index.is_some();
+    let needed = || fabric::verbs(device, None, 1).map(|_works| Transport::Verbs);
     let mut all = Vec::new();
     for choice in choices {
         all.push(match choice {
             TransportChoice::Tcp => Transport::Tcp,
             TransportChoice::Shm => Transport::Shm,
-            TransportChoice::Verbs => {
-                fabric::verbs(device, None, 1)?;
-                Transport::Verbs
-            }
+            TransportChoice::Verbs => needed()?,
+            TransportChoice::Auto if is_named => needed()?,
             TransportChoice::Auto if fabric::verbs(device, None, 1).is_ok() => Transport::Verbs,
             TransportChoice::Auto => Transport::Tcp,
         });
+    }
+    if is_named && !all.contains(&Transport::Verbs) {
+        return Err(CliError::usage(
+            "--rdma-device and --gid-index are about verbs: ask for --transport verbs too, or leave them out",
+        ));
     }
     all.dedup();
     Ok(all)

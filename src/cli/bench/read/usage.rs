@@ -10,10 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::cli::CliError;
 use crate::cli::bench::cpu::CpuTime;
 use crate::cli::cluster::Process;
+use crate::runtime::data::DATA_THREAD;
 use crate::sys::allocations;
-
-/// The thread of a node that lends and reads.
-const DATA_THREAD: &str = "kvrail-data";
 
 /// What counts a node's allocations.
 const ALLOCATIONS: &str = "kvrail_heap_allocations_total ";

@@ -95,8 +95,8 @@ pub(super) fn run(args: &StallArgs) -> Result<ExitCode, CliError> {
     let pair = Pair::start(&args.pair, None)?;
     let mut report = Report::new(&args.pair, pair.transport()?);
     let outcome = measure(&pair, &stalls, &bench, &mut report);
-    report.interrupted = bench.close(outcome)?;
-    print(report.interrupted, |out| report.write(args.json, out))
+    report.head.interrupted = bench.close(outcome)?;
+    print(report.head.interrupted, |out| report.write(args.json, out))
 }
 
 fn measure(

@@ -6,8 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Stalled;
-use crate::cli::bench::machine::Machine;
-use crate::cli::bench::pair::{Outcome, PairArgs, Window};
+use crate::cli::bench::pair::{Head, Outcome, PairArgs, Window};
 use crate::cli::door::write_json;
 use crate::cli::table::table;
 
@@ -47,13 +46,8 @@ impl Row {
 /// The whole run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    bench: &'static str,
-    version: &'static str,
-    machine: Machine,
-    transport: String,
-    batch: u16,
-    depth: u16,
-    pub(super) interrupted: bool,
+    #[serde(flatten)]
+    pub(super) head: Head,
     pub(super) rows: Vec<Row>,
 }
 
@@ -75,16 +69,7 @@ const HEADER: [&str; 13] = [
 
 impl Report {
     pub(super) fn new(args: &PairArgs, transport: String) -> Self {
-        Self {
-            bench: "stall",
-            version: env!("CARGO_PKG_VERSION"),
-            machine: Machine::here(),
-            transport,
-            batch: args.batch,
-            depth: args.depth,
-            interrupted: false,
-            rows: Vec::new(),
-        }
+        Self { head: Head::new("stall", args, transport), rows: Vec::new() }
     }
 
     pub(super) fn write(&self, json: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -121,16 +106,15 @@ impl Report {
                 row.saved.to_string(),
             ]);
         }
-        let partial =
-            if self.interrupted { "\nInterrupted: this is what was measured.\n" } else { "" };
-        let Self { machine, transport, batch, depth, .. } = self;
         format!(
-            "{machine}\n{transport}, {depth} clients, {batch} blocks of 64KiB a read\n\n{}\n\nThe reads \
+            "{}\n\n{}\n\nThe reads \
              that were under way while the thread stood still; failed (timeouts among them), not found, busy\nand \
              wrong are blocks, saved are those that an engine saved at the holder meanwhile. A registry lists a \
              node\nthat is silent for 10 s no more: while its control threads stand for longer, its blocks are \
-             not found.\n{partial}",
-            table.trim_fmt()
+             not found.\n{}",
+            self.head.text(),
+            table.trim_fmt(),
+            self.head.ending()
         )
     }
 }
