@@ -211,8 +211,7 @@ impl Shard {
     }
 
     /// Moves what is left into a table that fits it, where that is much less. The old one is the
-    /// caller's to drop once it holds no lock: the allocator may give a long run of pages back to the
-    /// system with it, which takes milliseconds.
+    /// caller's to drop once it holds no lock: how long the allocator takes is nothing to wait for.
     pub(super) fn shrink(&mut self, hasher: &RandomState) -> Outgrown {
         if self.table.len() >= self.table.capacity() / 4 {
             return Outgrown::default();

@@ -18,8 +18,8 @@ pub(super) struct Death {
     pub(super) void: Duration,
     /// Steps of the sweep that then removed it.
     pub(super) steps: u32,
-    /// The longest of them, with the memory that it gave back to the system, which it does without a lock: no
-    /// call waits for as long.
+    /// The longest of them on the clock, with whatever else the processor did meanwhile. A step takes a
+    /// shard's lock again and again, so that no call waits for all of it.
     pub(super) longest_step: Duration,
 }
 
