@@ -3,8 +3,9 @@
 //! process: handshake, leases, store, landing, the command's way to the thread.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use kvrail::event::{Event, EventSink};
@@ -22,13 +23,18 @@ use kvrail::runtime::data::{self, DataHandle, DataJoin};
 use kvrail::store::{Payload, Store, StoreConfig};
 use kvrail::types::{BlockHash, BlockKey, EvictionRank, Extent, NamespaceId, NodeId, PoolId};
 use kvrail::verbs::VerbsFabric;
+use tokio::runtime::Runtime;
 
-use crate::timed::{Detail, Mark, Marks, Timed, nanos};
+use crate::timed::{Asks, Detail, Mark, Marks, Timed, nanos};
 
 const NAMESPACE: NamespaceId = NamespaceId(7);
+const HOLDER: NodeId = NodeId([1; 16]);
 
-/// Between two reads.
+/// Between two reads of a caller's.
 const PAUSE: Duration = Duration::from_micros(200);
+
+/// How often a caller that lets a data thread ask looks whether it has ended.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// When a reader's latest transfer was over: all bytes here and compared.
 #[derive(Debug, Default)]
@@ -45,11 +51,11 @@ impl EventSink for Stopwatch {
 }
 
 /// One pool, and the residents in it.
-#[derive(Debug)]
 struct Memory {
     store: Arc<Store>,
     pool: Arc<HostPool>,
     region: Region,
+    asks: Arc<Asks>,
 }
 
 impl Landing for Memory {
@@ -77,6 +83,8 @@ impl Landing for Memory {
     ) -> Published {
         let payload = Payload { extent: memory.into_extent(), checksum };
         let origin = Origin::Fetched { source: rank };
+        // The holder's answer is here: that was the end of a read.
+        self.asks.let_go();
         Published::Stored(self.store.insert(key, payload, origin, true).unwrap())
     }
 
@@ -96,6 +104,7 @@ struct Member {
     address: SocketAddr,
     watch: Arc<Stopwatch>,
     marks: Marks,
+    asks: Arc<Asks>,
 }
 
 impl Member {
@@ -149,10 +158,22 @@ impl Member {
         };
         let (capabilities, address) = (fabric.capabilities(), fabric.local_addr().unwrap());
         let peers = Peers::new(local, peers, capabilities, Arc::clone(&store), sink).unwrap();
-        let landing = Memory { store, pool, region };
-        let (fabric, marks) = Timed::new(fabric, detail);
+        let asks = Arc::<Asks>::default();
+        let landing = Memory { store, pool, region, asks: Arc::clone(&asks) };
+        let (fabric, marks) = Timed::new(fabric, detail, Arc::clone(&asks));
         let (handle, thread) = data::spawn(fabric, peers, landing, clock).unwrap();
-        Self { handle, thread, address, watch, marks }
+        Self { handle, thread, address, watch, marks, asks }
+    }
+
+    /// A wish for one of the holder's blocks.
+    fn fetch(&self, holder: &Self, block: u32) -> impl Future<Output = ()> + Send + use<> {
+        let (handle, to) = (self.handle.clone(), holder.address);
+        async move {
+            let fetched = handle.fetch(HOLDER, to, NAMESPACE, vec![hash(1, block)]).await;
+            let outcomes = fetched.unwrap().fetched.outcomes;
+            let fresh = matches!(outcomes[..], [FetchOutcome::Ready { fetched: true, .. }]);
+            assert!(fresh, "{outcomes:?}");
+        }
     }
 
     fn stop(self) {
@@ -171,8 +192,6 @@ fn hash(number: u8, block: u32) -> BlockHash {
 pub(crate) struct Times {
     /// From when the requester's data thread takes the fetch up to the READ's completion.
     pub(crate) leased: f64,
-    /// From the caller's command, on another thread, until the block is compared.
-    pub(crate) whole: f64,
     /// Its parts, where they were asked for.
     pub(crate) parts: Option<Parts>,
 }
@@ -250,44 +269,95 @@ fn parts(requester: &[(u64, Mark)], holder: &[(u64, Mark)]) -> Option<Parts> {
     })
 }
 
-/// Times of single leased reads of `size` bytes, one after the other. What follows a read, the
-/// completion and the holder's answer, is waited for and not counted.
+/// Two data threads, and the runtime that passes their answers on.
+struct Two {
+    runtime: Runtime,
+    holder: Member,
+    requester: Member,
+}
+
+impl Two {
+    /// Connected: a first block was read.
+    fn new(
+        (holder, requester): (VerbsFabric, VerbsFabric),
+        (size, count): (u32, u32),
+        (ends, inner): (Detail, Detail),
+    ) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let entered = runtime.enter();
+        let holder = Member::new(holder, 1, (count, size), inner);
+        let requester = Member::new(requester, 2, (count, size), ends);
+        drop(entered);
+        runtime.block_on(requester.fetch(&holder, 0));
+        Self { runtime, holder, requester }
+    }
+
+    fn stop(self) {
+        self.requester.stop();
+        self.holder.stop();
+    }
+}
+
+/// Times of single leased reads of `size` bytes, one after the other, that the requester's data thread
+/// asks for itself ([`Asks`]). What follows a read, the completion and the holder's answer, is waited
+/// for and not counted.
 pub(crate) fn latencies(
-    holder: VerbsFabric,
-    requester: VerbsFabric,
+    fabrics: (VerbsFabric, VerbsFabric),
     (size, count): (u32, u32),
     in_parts: bool,
 ) -> Vec<Times> {
-    let (ends, inner) =
-        if in_parts { (Detail::All, Detail::All) } else { (Detail::Ends, Detail::None) };
-    // It passes the data threads' answers on.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
-    let entered = runtime.enter();
-    let holder = Member::new(holder, 1, (count, size), inner);
-    let requester = Member::new(requester, 2, (count, size), ends);
-    drop(entered);
-    let mut all = Vec::new();
-    for block in 0..count {
-        // The data threads come to rest, so that the fetch is taken up by a poll.
-        std::thread::sleep(PAUSE);
-        for marks in [&holder.marks, &requester.marks] {
-            marks.lock().unwrap().clear();
-        }
-        let begun = nanos();
-        let hashes = vec![hash(1, block)];
-        let fetch = requester.handle.fetch(NodeId([1; 16]), holder.address, NAMESPACE, hashes);
-        let fetched = runtime.block_on(fetch).unwrap();
-        let outcome = fetched.fetched.outcomes.first();
-        assert!(matches!(outcome, Some(FetchOutcome::Ready { fetched: true, .. })), "{outcome:?}");
-        let ended = requester.watch.nanos.load(Ordering::Acquire);
-        let mine = requester.marks.lock().unwrap().clone();
-        let theirs = holder.marks.lock().unwrap().clone();
-        // The first one brings the connection up.
-        if let Some(leased) = leased(&mine).filter(|_| block > 0) {
-            all.push(Times { leased, whole: between(begun, ended), parts: parts(&mine, &theirs) });
-        }
+    let detail = if in_parts { (Detail::All, Detail::All) } else { (Detail::Ends, Detail::None) };
+    let two = Two::new(fabrics, (size, count), detail);
+    let Two { runtime, holder, requester } = &two;
+    let (begun, running) = mpsc::channel();
+    for block in 1..count {
+        let (mut fetch, begun) = (Box::pin(requester.fetch(holder, block)), begun.clone());
+        requester.asks.add(Box::new(move || {
+            // The first poll gives the command; its answer is the caller's.
+            let polled = fetch.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+            begun.send(fetch).unwrap();
+        }));
     }
-    requester.stop();
-    holder.stop();
+    drop(begun);
+    requester.asks.let_go();
+    // Its next poll finds that.
+    runtime.block_on(requester.handle.snapshot()).unwrap();
+    while !requester.asks.are_over() {
+        std::thread::sleep(LOOK);
+    }
+    running.into_iter().for_each(|fetch| runtime.block_on(fetch));
+    let mine = requester.marks.lock().unwrap().clone();
+    let theirs = holder.marks.lock().unwrap().clone();
+    two.stop();
+    let asked = |(_, mark): &(u64, Mark)| *mark == Mark::Asked;
+    let mut all = Vec::new();
+    let mut rest = mine.as_slice();
+    while let Some(begin) = rest.iter().position(asked) {
+        let (_, after) = rest.split_at(begin + 1);
+        let end = after.iter().position(asked).unwrap_or(after.len());
+        let (one, next) = after.split_at(end);
+        all.extend(leased(one).map(|leased| Times { leased, parts: parts(one, &theirs) }));
+        rest = next;
+    }
+    all
+}
+
+/// Times of single leased reads, microseconds: from the caller's command, on a thread of its own, until
+/// the block is compared.
+pub(crate) fn of_a_caller(
+    fabrics: (VerbsFabric, VerbsFabric),
+    (size, count): (u32, u32),
+) -> Vec<f64> {
+    let two = Two::new(fabrics, (size, count), (Detail::None, Detail::None));
+    let read = |block| {
+        // The data threads come to rest.
+        std::thread::sleep(PAUSE);
+        let begun = nanos();
+        two.runtime.block_on(two.requester.fetch(&two.holder, block));
+        between(begun, two.requester.watch.nanos.load(Ordering::Acquire))
+    };
+    let all = (1..count).map(read).collect();
+    two.stop();
     all
 }

@@ -3,14 +3,18 @@
 //!
 //! `KVRAIL_RDMA_DEVICE=rxe0 cargo bench --bench verbs_read -- MEASURE SIZE`, where MEASURE is
 //! `bandwidth` (MiB/s), or in typical microseconds `latency` of a bare READ, `leased` (from when the data
-//! thread takes a fetch up to the READ's completion), `whole` (from the caller's command until the bytes
-//! are compared) or `profile` (the parts of a leased read), prints `MEASURE SIZE VALUE`; without the two,
-//! all measures. `register` is the milliseconds that it takes to register so many bytes in one piece, and
-//! behind them those in eight pieces by several threads. Behind the value of a latency stand the least and the tenth percentile: other
-//! work on the machine moves them least. `BENCH_QPS`, `BENCH_DEPTH` and `BENCH_SECONDS` are the lanes, the READs
-//! outstanding on each and the length of a bandwidth's run; `BENCH_POLL` and `BENCH_HOLDER_POLL` (`busy`, `adaptive` or
-//! `event`) are how the two ends of a leased read poll. With `BENCH_LEASE_WINDOWS=1` leases have keys of
-//! their own, as by `--lease-windows`; only `leased` can be measured then. `bench/rxe/compare` holds the values against
+//! thread takes a fetch up to the READ's completion; one read after the other, each asked for by that
+//! thread itself 50 µs after the holder's last word about the one before), `whole` (from the command of
+//! a caller on another thread until the bytes are compared) or `profile` (the parts of a leased read),
+//! prints `MEASURE SIZE VALUE`; without the two, all measures. Behind the value of a latency stand the least
+//! and the tenth percentile: other work on the machine moves them least. `register` is the milliseconds
+//! that it takes to register so many bytes in one piece, and behind them those in eight pieces by several
+//! threads.
+//!
+//! `BENCH_QPS`, `BENCH_DEPTH` and `BENCH_SECONDS` are the lanes, the READs outstanding on each and the
+//! length of a bandwidth's run; `BENCH_POLL` and `BENCH_HOLDER_POLL` (`busy`, `adaptive` or `event`) are how
+//! the two ends of a leased read poll. With `BENCH_LEASE_WINDOWS=1` leases have keys of their own, as by
+//! `--lease-windows`; only `leased` can be measured then. `bench/rxe/compare` holds the values against
 //! perftest's.
 #![expect(
     clippy::disallowed_methods,
@@ -208,16 +212,19 @@ impl Setting {
         }
     }
 
-    /// Times of leased reads, by default polled as perftest polls.
-    fn leased(&self, size: u32, in_parts: bool) -> Vec<Times> {
+    /// The two ends of a leased read, by default polled as perftest polls.
+    fn ends(&self) -> (VerbsFabric, VerbsFabric) {
         let mode = |name| match std::env::var(name).as_deref() {
             Ok("adaptive") => PollMode::Adaptive,
             Ok("event") => PollMode::Event,
             _ => PollMode::Busy,
         };
-        let holder = fabric(self.lanes, mode("BENCH_HOLDER_POLL"));
-        let requester = fabric(self.lanes, mode("BENCH_POLL"));
-        leased::latencies(holder, requester, (size, READS), in_parts)
+        (fabric(self.lanes, mode("BENCH_HOLDER_POLL")), fabric(self.lanes, mode("BENCH_POLL")))
+    }
+
+    /// Times of leased reads.
+    fn leased(&self, size: u32, in_parts: bool) -> Vec<Times> {
+        leased::latencies(self.ends(), (size, READS), in_parts)
     }
 
     /// A measure in the unit that perftest gives it in; of a latency, also the least and the tenth
@@ -240,7 +247,7 @@ impl Setting {
                 let memory = pool(size.into());
                 vec![registration(&memory, u64::MAX), registration(&memory, u64::from(size) / 8)]
             }
-            "whole" => percentiles(self.leased(size, false).iter().map(|times| times.whole)),
+            "whole" => percentiles(leased::of_a_caller(self.ends(), (size, READS)).into_iter()),
             "profile" => {
                 let all = self.leased(size, true);
                 for (name, part) in PARTS {

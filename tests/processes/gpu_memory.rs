@@ -87,6 +87,33 @@ fn blocks_land_in_gpu_memory_and_are_served_from_there() {
 }
 
 #[test]
+fn what_cards_write_into_gpu_memory_is_flushed_before_it_is_looked_at() {
+    let Some(standin) = StandIn::new() else { return };
+    if transport() != "verbs" {
+        return;
+    }
+    standin.control("set registrable 1");
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let a = node(&cluster, "A", &registry, &[]);
+    let b = node(&cluster, "B", &registry, &gpu(&standin));
+    let (at_a, at_b) = (a.client().unwrap(), b.client().unwrap());
+    assert_eq!(at_b.stat().unwrap().gpu.unwrap().way, "direct");
+    let blocks = Blocks::small("straight into the GPU");
+    save(&at_a, &blocks);
+    standin.log();
+    let from_a = Source::From(node_id(&at_a));
+    assert_eq!(read(&at_b, &blocks, from_a), Counts::all_ready(blocks.len()));
+    let log = standin.logged();
+    let first = |line: &str| log.iter().position(|logged| logged == line);
+    let flushed = first("call cuFlushGPUDirectRDMAWrites").expect("a flush");
+    let looked_at = first("call cuMemcpyDtoHAsync_v2").expect("a look at the bytes");
+    assert!(flushed < looked_at, "{log:?}");
+    assert_eq!(first("call cuMemcpyHtoDAsync_v2"), None, "nothing goes through staging");
+    assert_at_rest("B", &at_b);
+}
+
+#[test]
 fn blocks_that_find_no_room_on_the_way_land_in_host_memory() {
     let Some(standin) = StandIn::new() else { return };
     standin.control("cuMemcpyHtoDAsync_v2 late 20");

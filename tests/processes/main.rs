@@ -41,6 +41,7 @@ mod hostile;
 mod hung_peers;
 mod large_read;
 mod lost_messages;
+mod nics;
 mod observability;
 mod redis_outage;
 mod registry_outage;

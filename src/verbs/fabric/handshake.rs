@@ -17,7 +17,8 @@
 //! Data flows from each end to the other one before either calls the connection open, over each pair of
 //! NICs that it uses, so a GID or an MTU that does not work is found here, and is said with both. A pair
 //! that fails is left out ([`super::rails`]), unless messages travel over it: then the connection ends,
-//! and the next one goes over another NIC where there is one. The socket stays open: its end is how a peer's death is noticed before any retry counter runs out.
+//! and the next one goes over another NIC where there is one. So is one of the acceptor's NICs that finds no
+//! way to where it is paired. The socket stays open: its end is how a peer's death is noticed before any retry counter runs out.
 
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -152,27 +153,44 @@ impl Connection {
         }
     }
 
-    fn take_welcome(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
+    fn take_welcome(&mut self, peer: &Hello, around: &mut Surroundings<'_>) -> Result<(), Broken> {
         let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
         if !link.settle(peer) {
             return Err(Broken::VIOLATION);
         }
-        let up = link.connect(around.nics, peer);
-        up.and_then(|()| self.start_probes(around)).map_err(|error| self.exhausted(&error))?;
+        if let Err((nic, error)) = link.connect(around.nics, peer) {
+            // The next attempt goes over another NIC, where there is one.
+            self.path(nic).into_iter().for_each(|path| around.avoided.add(path, around.now));
+            return Err(self.exhausted(&error));
+        }
+        self.start_probes(around).map_err(|error| self.exhausted(&error))?;
         self.met(peer, around);
         Ok(())
     }
 
-    fn take_greeting(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Result<(), Broken> {
-        let seats = self.seats(peer, around);
-        let link = Link::new(around.nics, seats, self.token().encode());
-        let mut link = link.map_err(|error| self.exhausted(&error))?;
-        link.connect(around.nics, peer).map_err(|error| self.exhausted(&error))?;
+    fn take_greeting(&mut self, peer: &Hello, around: &mut Surroundings<'_>) -> Result<(), Broken> {
+        let link = self.meet(peer, around).map_err(|error| self.exhausted(&error))?;
         self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.nics)));
         self.link = Some(link);
         self.met(peer, around);
         self.stage = Stage::Ready;
         Ok(())
+    }
+
+    /// Queue pairs that are connected to the peer's. The kernel looks for the way to an address when a
+    /// queue pair comes up, and takes a second to find none: a NIC of ours that has none to where it is
+    /// paired is left out, here and for a while, as long as another one can take its place.
+    fn meet(&self, peer: &Hello, around: &mut Surroundings<'_>) -> Result<Link, VerbsError> {
+        loop {
+            let seats = self.seats(peer, around);
+            let mut link = Link::new(around.nics, seats, self.token().encode())?;
+            let Err((nic, error)) = link.connect(around.nics, peer) else { return Ok(link) };
+            let path = self.path(nic).filter(|_| around.nics.has_other(nic));
+            let path = path.filter(|path| !around.avoided.contains(path, around.now));
+            let Some(path) = path else { return Err(error) };
+            tracing::warn!(%error, "a NIC is left out of a connection");
+            around.avoided.add(path, around.now);
+        }
     }
 
     /// Both ends know where their queue pairs are.

@@ -151,16 +151,34 @@ impl Link {
         })
     }
 
-    /// Connects all queue pairs to the peer's.
-    pub(super) fn connect(&mut self, nics: &Nics, peer: &Hello) -> Result<(), VerbsError> {
+    /// Connects all queue pairs to the peer's. Where one cannot be, the error comes with our NIC that it
+    /// is on.
+    pub(super) fn connect(&mut self, nics: &Nics, peer: &Hello) -> Result<(), (u8, VerbsError)> {
         for (index, (pair, psn, seat)) in self.pairs().enumerate() {
-            let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
-            let card = peer.cards().get(usize::from(seat.peer));
-            let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
-            let path = path(device, card, self.mtu(seat.nic));
-            pair.ready_to_receive(&path, peer.pair(index))?;
-            pair.ready_to_send(&path, psn)?;
+            self.raise((index, pair, psn), seat, (nics, peer))
+                .map_err(|error| (seat.nic, error))?;
         }
+        let talks = self.messages_nic();
+        self.lay_out(nics, peer).map_err(|error| (talks, error))
+    }
+
+    /// Connects one queue pair.
+    fn raise(
+        &self,
+        (index, pair, psn): (usize, &QueuePair, u32),
+        seat: Seat,
+        (nics, peer): (&Nics, &Hello),
+    ) -> Result<(), VerbsError> {
+        let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
+        let card = peer.cards().get(usize::from(seat.peer));
+        let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
+        let path = path(device, card, self.mtu(seat.nic));
+        pair.ready_to_receive(&path, peer.pair(index))?;
+        pair.ready_to_send(&path, psn)
+    }
+
+    /// Notes what goes where, now that all queue pairs are up.
+    fn lay_out(&mut self, nics: &Nics, peer: &Hello) -> Result<(), VerbsError> {
         for (lane, seat) in self.lanes.iter_mut().zip(self.seats.iter().skip(1)) {
             let ours = nics.get(seat.nic).map_or(0, |device| device.port.message_bytes);
             let theirs = peer.cards().get(usize::from(seat.peer)).map_or(0, |it| it.message_bytes);

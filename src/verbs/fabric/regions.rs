@@ -274,6 +274,13 @@ impl Regions {
         served.map(|entry| entry.region.rkey)
     }
 
+    /// Gives local spans of a region keys that are none, which callers cannot do.
+    #[cfg(test)]
+    pub(super) fn spoil_keys(&mut self, region: RegionId) {
+        let spoilt = self.entries.iter_mut().filter(|entry| entry.region.id == region);
+        spoilt.flat_map(|entry| &mut entry.lkeys).for_each(|key| *key ^= 1);
+    }
+
     /// A local span as a NIC names it; `None` where it is not registered, or lies in several chunks.
     pub(super) fn local(&self, span: &RegisteredSpan, nic: u8) -> Option<Segment> {
         let entry = self.entry(span)?;

@@ -234,15 +234,15 @@ impl VerbsFabric {
 
 #[cfg(test)]
 mod tests {
-    //! SoftRoCE lets no device go that is in use, so no test from outside sees one that is gone. These run
-    //! where `KVRAIL_RDMA_NICS` names devices: in the guest of `tests/rxe`.
+    //! SoftRoCE lets no device go that is in use, and no caller can name a local key that is none, so no test
+    //! from outside sees either. These run where `KVRAIL_RDMA_NICS` names devices: in the guest of `tests/rxe`.
     use std::net::SocketAddr;
     use std::sync::Arc;
 
     use super::*;
     use crate::fabric::{
         Access, CloseReason, Completion, CompletionStatus, ConnectionId, Fabric, FabricEvent,
-        ReadBatch, ReadWork, RegisteredSpan, WrId,
+        ReadBatch, ReadWork, Region, RegisteredSpan, WrId,
     };
     use crate::memory::Mapping;
     use crate::verbs::VerbsConfig;
@@ -298,16 +298,79 @@ mod tests {
         id
     }
 
-    #[test]
-    fn a_device_that_is_gone_takes_its_connections_and_the_others_carry_on() {
-        let Some(mut ends) = two() else { return };
+    /// What one end serves, and where the other one reads it to.
+    struct Scene {
+        landed: Arc<Mapping>,
+        source: Vec<u8>,
+        remote: Region,
+        local: Region,
+    }
+
+    fn scene(ends: &mut [VerbsFabric; 2]) -> Scene {
         let memory = || Arc::new(Mapping::anonymous("kvrail-test", LEN.into()).unwrap());
-        let landed = memory();
+        let (landed, held) = (memory(), memory());
         let source: Vec<u8> = (0..251).cycle().take(LEN as usize).collect();
-        let held = memory();
         held.write(0, &source).unwrap();
         let remote = ends[1].register(held, Access::RemoteRead).unwrap();
         let local = ends[0].register(Arc::clone(&landed), Access::Local).unwrap();
+        Scene { landed, source, remote, local }
+    }
+
+    /// One READ of all of it.
+    fn read(remote: &Region, local: &Region) -> ReadBatch {
+        let wr_id = WrId { slot: 1, generation: 1 };
+        let remote = remote.remote(0, LEN).unwrap();
+        ReadBatch {
+            works: vec![ReadWork { wr_id, remote, segments: 1 }],
+            segments: vec![RegisteredSpan { region: local.id, offset: 0, len: LEN }],
+        }
+    }
+
+    fn bytes(landed: &Mapping) -> Vec<u8> {
+        let mut bytes = vec![0; LEN as usize];
+        landed.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// A fabric checks local spans before it posts them, so that the device sees a bad key of ours only
+    /// where the fabric itself is wrong: then this end is at fault, and the peer goes on as before.
+    #[test]
+    fn a_bad_local_key_lands_nothing_and_blames_this_end() {
+        let Some(mut ends) = two() else { return };
+        let Scene { landed, source, remote, local } = scene(&mut ends);
+        let good = ends[0].register(Arc::clone(&landed), Access::Local).unwrap();
+        ends[0].regions.spoil_keys(local.id);
+        let (bad, other) = (connect(&mut ends), connect(&mut ends));
+        ends[0].post(bad, &read(&remote, &local)).unwrap();
+        let mut told = Vec::new();
+        let reason = until(&mut ends, |event| match *event {
+            FabricEvent::Completed(done) => {
+                told.push((done.connection, done.status));
+                None
+            }
+            FabricEvent::Closed { connection, reason } => {
+                assert_eq!(connection, bad);
+                Some(reason)
+            }
+            _ => None,
+        });
+        assert_eq!(told, [(bad, CompletionStatus::LocalProtection)]);
+        assert_eq!(reason, CloseReason::ReadFailed);
+        assert!(bytes(&landed).iter().all(|byte| *byte == 0));
+
+        ends[0].post(other, &read(&remote, &good)).unwrap();
+        let status = until(&mut ends, |event| match *event {
+            FabricEvent::Completed(done) => Some((done.connection, done.status)),
+            _ => None,
+        });
+        assert_eq!(status, (other, CompletionStatus::Success));
+        assert!(bytes(&landed) == source);
+    }
+
+    #[test]
+    fn a_device_that_is_gone_takes_its_connections_and_the_others_carry_on() {
+        let Some(mut ends) = two() else { return };
+        let Scene { landed, source, remote, local } = scene(&mut ends);
         let id = connect(&mut ends);
         assert_eq!(ends[0].rails(id).len(), 2);
 
@@ -322,21 +385,13 @@ mod tests {
         let left = ends[0].nics.get(1).unwrap().name().to_owned();
         let rails: Vec<String> = ends[0].rails(fresh).into_iter().map(|rail| rail.local).collect();
         assert!(!rails.is_empty() && rails.iter().all(|name| *name == left), "{rails:?}");
-        let wr_id = WrId { slot: 1, generation: 1 };
-        let span = remote.remote(0, LEN).unwrap();
-        let read = ReadBatch {
-            works: vec![ReadWork { wr_id, remote: span, segments: 1 }],
-            segments: vec![RegisteredSpan { region: local.id, offset: 0, len: LEN }],
-        };
-        ends[0].post(fresh, &read).unwrap();
+        ends[0].post(fresh, &read(&remote, &local)).unwrap();
         let status = until(&mut ends, |event| match *event {
             FabricEvent::Completed(Completion { status, .. }) => Some(status),
             _ => None,
         });
         assert_eq!(status, CompletionStatus::Success);
-        let mut bytes = vec![0; LEN as usize];
-        landed.read(0, &mut bytes).unwrap();
-        assert!(bytes == source);
+        assert!(bytes(&landed) == source);
 
         // With the last one gone the fabric is unusable, and says so after its last event.
         ends[0].handle_device_event(1, &AsyncEvent::DeviceFatal, coarse());

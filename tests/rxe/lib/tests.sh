@@ -14,8 +14,8 @@ default_tests() {
             echo verbs_faults
             # What no fault from outside brings about.
             echo lib:verbs::fabric::service
-            # Nodes that die or may not register memory, over RDMA, and nodes with a GPU.
-            printf 'processes:%s\n' holder_dies requester_dies rdma_refused gpu
+            # Nodes that die, may not register memory, or lose one of two NICs, over RDMA, and nodes with a GPU.
+            printf 'processes:%s\n' holder_dies requester_dies rdma_refused nics gpu
             # The guest's kernel makes real buffers of the stand-in's GPU memory.
             echo cuda
             ;;

@@ -18,7 +18,8 @@ pub(super) struct Death {
     pub(super) void: Duration,
     /// Steps of the sweep that then removed it.
     pub(super) steps: u32,
-    /// The longest of them: for so long a call to that part of the registry may wait.
+    /// The longest of them, with the memory that it gave back to the system, which it does without a lock: no
+    /// call waits for as long.
     pub(super) longest_step: Duration,
 }
 
