@@ -103,7 +103,10 @@ fn number(path: &str) -> u64 {
 
 /// Packets that a device has sent.
 fn sent(device: &str) -> u64 {
-    number(&format!("/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts"))
+    let counters = format!("/sys/class/infiniband/{device}/ports/1/hw_counters");
+    // Else the kernel answers what it read up to 10 ms before.
+    std::fs::write(format!("{counters}/lifespan"), "0").unwrap();
+    number(&format!("{counters}/sent_pkts"))
 }
 
 /// Packets that crossed the wire, in either direction. What a device sends to itself does not.

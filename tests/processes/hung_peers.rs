@@ -220,7 +220,7 @@ fn a_reader_that_hangs_loses_its_lease() {
     let reader = cluster.node("reader", address, &with_fault).unwrap();
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let blocks = Blocks::small("read by one that hangs");
-    save(&at_holder, &blocks.reversed());
+    save(&at_holder, &blocks.apart());
     thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &blocks, Source::Anywhere));
         let expired = "kvrail_leases_ended_total{end=\"expired\"}";

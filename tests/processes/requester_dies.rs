@@ -36,7 +36,7 @@ fn requester_killed_at(point: &str, seen: Seen, over: &[&str]) {
     let mut reader = cluster.node("reader", address, &with_fault).unwrap();
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let blocks = Blocks::small("read by one that dies");
-    save(&at_holder, &blocks.reversed());
+    save(&at_holder, &blocks.apart());
 
     let error = try_read(&at_reader, &blocks, Source::Anywhere).unwrap_err();
     assert!(error.to_string().contains("the node closed the connection"), "{error}");

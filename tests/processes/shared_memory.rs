@@ -157,7 +157,7 @@ fn a_reader_that_hangs_is_cut_off_and_never_takes_reused_memory_for_a_block() {
     let reader = cluster.node("reader", address, &hangs).unwrap();
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let blocks = Blocks::new("hung upon", 8, 512 << 10);
-    save(&at_holder, &blocks.reversed());
+    save(&at_holder, &blocks.apart());
     let counts = std::thread::scope(|scope| {
         let reading = scope.spawn(|| try_read(&at_reader, &blocks, Source::Anywhere));
         until("the holder lends", || !at_holder.stat().unwrap().requesters.is_empty());

@@ -101,10 +101,12 @@ impl Blocks {
         self.hashes.len()
     }
 
-    /// The same in the opposite order. Saved so, no two of them are neighbours in the order in which
-    /// they are read, and each one takes a READ of its own.
-    pub(crate) fn reversed(&self) -> Self {
-        let (hashes, bytes) = (self.hashes.iter().rev(), self.bytes.iter().rev());
+    /// The same, with a small one behind each. Saved so, no two of them are neighbours, and each one takes
+    /// a READ of its own.
+    pub(crate) fn apart(&self) -> Self {
+        let between = Self::new("between", u32::try_from(self.len()).unwrap(), 4096);
+        let hashes = self.hashes.iter().zip(&between.hashes).flat_map(|(own, other)| [own, other]);
+        let bytes = self.bytes.iter().zip(&between.bytes).flat_map(|(own, other)| [own, other]);
         Self { hashes: hashes.copied().collect(), bytes: bytes.cloned().collect() }
     }
 }
