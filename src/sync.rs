@@ -1,9 +1,11 @@
 //! The synchronisation primitives that the cores use: `std`'s, or a model checker's (`--cfg loom`,
 //! `--cfg shuttle`), so that a model checks the code that ships.
 
+mod fault;
 mod free;
 mod mailbox;
 
+pub(crate) use fault::fault_switch;
 pub(crate) use free::FreeStack;
 pub(crate) use mailbox::{Mailbox, Taken};
 

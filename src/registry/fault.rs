@@ -55,29 +55,4 @@ impl Fault {
     ];
 }
 
-#[cfg(not(test))]
-pub(super) const fn is(_: Fault) -> bool {
-    false
-}
-
-#[cfg(test)]
-pub(super) use switch::{is, set};
-
-#[cfg(test)]
-mod switch {
-    use super::Fault;
-    use std::cell::Cell;
-
-    thread_local! {
-        static ACTIVE: Cell<Option<Fault>> = const { Cell::new(None) };
-    }
-
-    /// Breaks a rule in this thread, from now on.
-    pub(in crate::registry) fn set(fault: Option<Fault>) {
-        ACTIVE.set(fault);
-    }
-
-    pub(in crate::registry) fn is(fault: Fault) -> bool {
-        ACTIVE.get() == Some(fault)
-    }
-}
+crate::sync::fault_switch!(Fault);

@@ -44,29 +44,4 @@ pub(super) enum Fault {
     SkipForeign,
 }
 
-#[cfg(not(test))]
-pub(super) fn is(_: Fault) -> bool {
-    false
-}
-
-#[cfg(test)]
-pub(super) use switch::{is, set};
-
-#[cfg(test)]
-mod switch {
-    use super::Fault;
-    use std::cell::Cell;
-
-    thread_local! {
-        static ACTIVE: Cell<Option<Fault>> = const { Cell::new(None) };
-    }
-
-    /// Breaks a rule in this thread, from now on.
-    pub(in crate::store) fn set(fault: Option<Fault>) {
-        ACTIVE.set(fault);
-    }
-
-    pub(in crate::store) fn is(fault: Fault) -> bool {
-        ACTIVE.get() == Some(fault)
-    }
-}
+crate::sync::fault_switch!(Fault);

@@ -1,18 +1,16 @@
 //! The device goes away while a GPU's memory is registered with it. The GPU is the stand-in of `ffi/`.
 
-use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use kvrail::cuda::{Context, DeviceMemory, Driver};
-use kvrail::fabric::{Access, EventBatch, Fabric, FabricEvent, Region};
+use kvrail::fabric::{Access, Region};
 use kvrail::memory::{ForeignMemory, GpuDirect};
 
 use crate::conformance::{End, Pair};
 use crate::cuda_standin::StandIn;
-use crate::interface::netdev;
-use crate::rdma::{Verbs, device};
-use crate::{BLOCKS, BYTES, many, run};
+use crate::interface::{Removal, netdev};
+use crate::rdma::Verbs;
+use crate::{BLOCKS, BYTES, many};
 
 /// A GPU's memory, registered at one end.
 fn registered(end: &mut End<Verbs>, context: &Arc<Context>) -> Region {
@@ -34,7 +32,6 @@ fn used(context: &Arc<Context>) -> u64 {
 #[test]
 fn a_device_that_is_removed_gives_gpu_memory_back() {
     let (Some(netdev), Some(standin)) = (netdev(), StandIn::new()) else { return };
-    let name = device().unwrap();
     standin.control("set registrable 1");
     let driver = Driver::open(standin.library()).unwrap();
     let context = Context::primary(&driver.device(0).unwrap()).unwrap();
@@ -42,38 +39,13 @@ fn a_device_that_is_removed_gives_gpu_memory_back() {
     let (remote, local) = (registered(&mut pair.b, &context), registered(&mut pair.a, &context));
     let taken = used(&context);
     assert!(taken >= 2 * BYTES as u64);
-    let at_a = pair.at_a;
     pair.post(&many(&remote, &local));
-    let mut removal = Command::new("rdma").args(["link", "delete", name]).spawn().unwrap();
-    let start = Instant::now();
-    let mut events = EventBatch::default();
-    let (mut completed, mut closed) = (0, false);
-    while !closed {
-        assert!(start.elapsed() < Duration::from_secs(20), "{completed} completions");
+    let removal = Removal::begin(&mut pair, |_| {
         assert_eq!(used(&context), taken, "let go while READs may land in it");
-        events.clear();
-        pair.a.fabric.poll(&mut events, Duration::from_millis(1)).ok();
-        for event in &events.events {
-            match event {
-                FabricEvent::Completed(_) => completed += 1,
-                FabricEvent::Closed { connection, .. } if *connection == at_a => closed = true,
-                _ => {}
-            }
-        }
-        if completed == BLOCKS || start.elapsed() > Duration::from_secs(5) {
-            pair.a.fabric.close(at_a);
-        }
-    }
-    assert_eq!(completed, BLOCKS, "each READ ends once");
+    });
     drop(pair);
     assert_eq!(used(&context), 0, "a registration holds it still");
-    let mut waited = 0;
-    while removal.try_wait().unwrap().is_none() {
-        assert!(waited < 1000, "the removal waits for somebody");
-        waited += 1;
-        run("sleep", &["0.01"]);
-    }
-    run("rdma", &["link", "add", name, "type", "rxe", "netdev", &netdev]);
+    removal.end(&netdev);
     let mut pair = Pair::<Verbs>::new();
     let (remote, local) = (registered(&mut pair.b, &context), registered(&mut pair.a, &context));
     pair.post(&many(&remote, &local));

@@ -1,7 +1,7 @@
 //! The device's network interface goes down, and the device itself away.
 
 use std::io::Write as _;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use kvrail::fabric::{Access, CompletionStatus, EventBatch, Fabric, FabricEvent};
@@ -79,50 +79,68 @@ fn a_link_that_goes_down_and_up_ends_or_spares_each_read() {
     assert!(bytes == [1; BYTES]);
 }
 
+/// The removal of the device, which SoftRoCE waits with until the last process has let go of it.
+pub(crate) struct Removal(Child);
+
+impl Removal {
+    /// Begins it with READs of [`many`] under way and waits until each of them has ended, once, and the
+    /// connection with them. `check` gets the number of those that have ended before each poll.
+    pub(crate) fn begin(pair: &mut Pair<Verbs>, check: impl Fn(u32)) -> Self {
+        let name = device().unwrap();
+        let removal = Command::new("rdma").args(["link", "delete", name]).spawn().unwrap();
+        let (at_a, start) = (pair.at_a, Instant::now());
+        let mut events = EventBatch::default();
+        let (mut completed, mut closed) = (0, false);
+        while !closed {
+            assert!(start.elapsed() < Duration::from_secs(20), "{completed} completions");
+            check(completed);
+            events.clear();
+            // A fabric that has lost its device says so by an error, after its last event.
+            pair.a.fabric.poll(&mut events, Duration::from_millis(1)).ok();
+            for event in &events.events {
+                match event {
+                    FabricEvent::Completed(_) => completed += 1,
+                    FabricEvent::Closed { connection, .. } if *connection == at_a => closed = true,
+                    _ => {}
+                }
+            }
+            if completed == BLOCKS || start.elapsed() > Duration::from_secs(5) {
+                pair.a.fabric.close(at_a);
+            }
+        }
+        assert_eq!(completed, BLOCKS, "each READ ends once");
+        Self(removal)
+    }
+
+    /// Waits for the end of it, once the fabrics are gone, and makes a new device of that name.
+    pub(crate) fn end(mut self, netdev: &str) {
+        let mut waited = 0;
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(waited < 1000, "the removal waits for somebody");
+            waited += 1;
+            run("sleep", &["0.01"]);
+        }
+        run("rdma", &["link", "add", device().unwrap(), "type", "rxe", "netdev", netdev]);
+    }
+}
+
 /// SoftRoCE waits with the removal until the last process has let go of the device; other drivers
 /// take it away and say so by an asynchronous event. Either way every READ ends once, memory is kept
 /// until then, the removal ends with the fabric, and a new device works.
 #[test]
 fn a_device_that_is_removed_lets_every_read_end_and_a_new_one_works() {
     let Some(netdev) = netdev() else { return };
-    let name = device().unwrap();
     let mut pair = Pair::<Verbs>::new();
     let (remote, _) = pair.b.region(&[1; BYTES], Access::RemoteRead);
     let (local, memory) = pair.a.region(&[0; BYTES], Access::Local);
-    let at_a = pair.at_a;
     pair.post(&many(&remote, &local));
     pair.a.fabric.deregister(local.id);
-    let mut removal = Command::new("rdma").args(["link", "delete", name]).spawn().unwrap();
-    let start = Instant::now();
-    let mut events = EventBatch::default();
-    let (mut completed, mut closed) = (0, false);
-    while !closed {
-        assert!(start.elapsed() < Duration::from_secs(20), "{completed} completions");
+    let removal = Removal::begin(&mut pair, |completed| {
         assert!(completed == BLOCKS || memory.upgrade().is_some(), "let go too early");
-        events.clear();
-        // A fabric that has lost its device says so by an error, after its last event.
-        pair.a.fabric.poll(&mut events, Duration::from_millis(1)).ok();
-        for event in &events.events {
-            match event {
-                FabricEvent::Completed(_) => completed += 1,
-                FabricEvent::Closed { connection, .. } if *connection == at_a => closed = true,
-                _ => {}
-            }
-        }
-        if completed == BLOCKS || start.elapsed() > Duration::from_secs(5) {
-            pair.a.fabric.close(at_a);
-        }
-    }
-    assert_eq!(completed, BLOCKS, "each READ ends once");
+    });
     assert!(memory.upgrade().is_none(), "memory is let go once its READs have completed");
     drop(pair);
-    let mut waited = 0;
-    while removal.try_wait().unwrap().is_none() {
-        assert!(waited < 1000, "the removal waits for somebody");
-        waited += 1;
-        run("sleep", &["0.01"]);
-    }
-    run("rdma", &["link", "add", name, "type", "rxe", "netdev", &netdev]);
+    removal.end(&netdev);
     let mut pair = Pair::<Verbs>::new();
     let (remote, _) = pair.b.region(&[1; BYTES], Access::RemoteRead);
     let (local, memory) = pair.a.region(&[0; BYTES], Access::Local);

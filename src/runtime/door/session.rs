@@ -218,7 +218,7 @@ impl<S: DoorService> Session<S> {
             EngineRequest::Save { layout, blocks, .. } => (layout, blocks, Direction::Save),
             EngineRequest::Load { layout, blocks, .. } => (layout, blocks, Direction::Load),
         };
-        if self.running.len() >= limits::DOOR_WAITS_MAX {
+        if self.waits_for_most() {
             return Some(too_many_waits());
         }
         let moving = match self.imports.moving(*layout, blocks.clone(), direction) {
@@ -226,7 +226,7 @@ impl<S: DoorService> Session<S> {
             Err(reply) => return Some(reply),
         };
         let service = Arc::clone(&self.service);
-        self.running.spawn(async move {
+        self.start(async move {
             let reply = match request {
                 EngineRequest::Save { namespace, pulled, event, .. } => {
                     moving.after(event).save(service, namespace, pulled).await
@@ -239,7 +239,22 @@ impl<S: DoorService> Session<S> {
                 }
             };
             (number, Done::Moved { reply })
-        });
+        })
+    }
+
+    fn waits_for_most(&self) -> bool {
+        self.running.len() >= limits::DOOR_WAITS_MAX
+    }
+
+    /// Waits for a request beside those that come; a reply at once where too many are waited for.
+    fn start(
+        &mut self,
+        waits: impl Future<Output = (u32, Done<S>)> + Send + 'static,
+    ) -> Option<Reply> {
+        if self.waits_for_most() {
+            return Some(too_many_waits());
+        }
+        self.running.spawn(waits);
         None
     }
 
@@ -279,30 +294,25 @@ impl<S: DoorService> Session<S> {
                 "a connection may hold {most} blocks: release some first"
             )));
         }
-        if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(too_many_waits());
-        }
-        self.asked += asked;
         let service = Arc::clone(&self.service);
-        self.running.spawn(async move {
+        let refused = self.start(async move {
             let outcomes = Arc::clone(&service).acquire(namespace, hashes, source).await;
             let acquired = Acquired::new(service, outcomes);
             (number, Done::Acquired { asked, acquired })
         });
-        None
+        if refused.is_none() {
+            self.asked += asked;
+        }
+        refused
     }
 
     fn flush(&mut self, number: u32, deadline_ms: u32) -> Option<Reply> {
-        if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(too_many_waits());
-        }
         let wait = Duration::from_millis(deadline_ms.into()).min(limits::DOOR_FLUSH_MAX);
         let service = Arc::clone(&self.service);
-        self.running.spawn(async move {
+        self.start(async move {
             let known = timeout(wait, service.flush()).await.unwrap_or(false);
             (number, Done::Flushed { known })
-        });
-        None
+        })
     }
 
     fn finish(&mut self, ended: Done<S>) -> Reply {
@@ -322,27 +332,19 @@ impl<S: DoorService> Session<S> {
     }
 
     fn reset_health(&mut self, number: u32, node: Option<NodeId>) -> Option<Reply> {
-        if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(too_many_waits());
-        }
         let service = Arc::clone(&self.service);
-        self.running.spawn(async move {
+        self.start(async move {
             let count = service.reset_health(node).await;
             (number, Done::Reset { count })
-        });
-        None
+        })
     }
 
     fn stat(&mut self, number: u32) -> Option<Reply> {
-        if self.running.len() >= limits::DOOR_WAITS_MAX {
-            return Some(too_many_waits());
-        }
         let service = Arc::clone(&self.service);
-        self.running.spawn(async move {
+        self.start(async move {
             let json = service.stat().await.to_string();
             (number, Done::Stated { json })
-        });
-        None
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::exporter::{Exporter, SEED};
 use super::measure::in_turn;
 use super::report::{Report, Row};
-use super::{GpuArgs, Run, pattern, uuid};
+use super::{Run, pattern, uuid};
 use crate::cli::CliError;
 use crate::cuda::{DeviceMemory, EngineDevices};
 use crate::memory::{Claims, Direction, EngineMemory, HostPool, PoolOptions, StridedCopy};
@@ -34,10 +34,10 @@ struct Scene {
 }
 
 /// Measures both directions at each size, in one piece and in rows.
-pub(super) fn run(run: &mut Run<'_>, args: &GpuArgs, report: &mut Report) -> Result<(), CliError> {
+pub(super) fn run(run: &mut Run<'_>, report: &mut Report) -> Result<(), CliError> {
     // Rows lie as far apart as they are long.
     let bytes = 2 * run.sizes.copies.iter().copied().max().unwrap_or_default();
-    let mut scene = Scene::new(run, args, bytes)?;
+    let mut scene = Scene::new(run, bytes)?;
     let way = match &scene.refused {
         None => "imported by its IPC handle".to_owned(),
         Some(error) => format!("unsupported: {error}; copies are of this process's own"),
@@ -59,13 +59,9 @@ pub(super) fn run(run: &mut Run<'_>, args: &GpuArgs, report: &mut Report) -> Res
 }
 
 /// What becomes of imported memory when its process is killed. Last of all: a driver may take it badly.
-pub(super) fn killed(
-    run: &mut Run<'_>,
-    args: &GpuArgs,
-    report: &mut Report,
-) -> Result<(), CliError> {
+pub(super) fn killed(run: &mut Run<'_>, report: &mut Report) -> Result<(), CliError> {
     const WHAT: &str = "after kill -9";
-    let mut scene = Scene::new(run, args, KILLED_BYTES)?;
+    let mut scene = Scene::new(run, KILLED_BYTES)?;
     let Some(mut exporter) = scene.exporter.take() else { return Ok(()) };
     exporter.kill();
     let outcome = match scene.is_whole() {
@@ -81,7 +77,7 @@ pub(super) fn killed(
 }
 
 impl Scene {
-    fn new(run: &mut Run<'_>, args: &GpuArgs, bytes: usize) -> Result<Self, CliError> {
+    fn new(run: &mut Run<'_>, bytes: usize) -> Result<Self, CliError> {
         let device = run.bound.context().device();
         let options = PoolOptions {
             id: PoolId(0),
@@ -94,7 +90,7 @@ impl Scene {
         let devices =
             EngineDevices::new(Arc::clone(device.driver()), &[Arc::clone(pool.mapping())])
                 .map_err(CliError::failed)?;
-        let imported = Exporter::start(args.gpu, bytes).and_then(|exporter| {
+        let imported = Exporter::start(device.ordinal(), bytes).and_then(|exporter| {
             let source = MemorySource::CudaIpc { device: uuid(device), handle: exporter.handle };
             let memory = devices.import((&source, bytes as u64), None, &Claims::default());
             Ok((memory.map_err(CliError::failed)?, exporter))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::measure::in_turn;
 use super::report::{Report, Row};
-use super::{GpuArgs, Run, pattern, uuid};
+use super::{Run, pattern, uuid};
 use crate::cli::CliError;
 use crate::cli::cluster::{Cluster, Process};
 use crate::client::{Client, ClientError, ImportedLayout};
@@ -39,7 +39,7 @@ struct Engine<'c> {
 }
 
 /// Measures saves and loads at each size of a block, in one piece and by layers.
-pub(super) fn run(run: &mut Run<'_>, _args: &GpuArgs, report: &mut Report) -> Result<(), CliError> {
+pub(super) fn run(run: &mut Run<'_>, report: &mut Report) -> Result<(), CliError> {
     let batch = u64::from(run.sizes.batch);
     let bound = run.bound;
     let cache = DeviceMemory::allocate_plain(bound, batch).map_err(CliError::failed)?;

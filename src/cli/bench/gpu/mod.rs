@@ -153,7 +153,7 @@ fn measure(
     ] {
         bench.say(what);
         if !run.is_over()
-            && let Err(error) = part(&mut run, args, report)
+            && let Err(error) = part(&mut run, report)
         {
             report.note(what, format!("not measured: {error}"));
         }
@@ -167,7 +167,7 @@ fn measure(
 }
 
 /// A kind of figures.
-type Part = fn(&mut Run<'_>, &GpuArgs, &mut Report) -> Result<(), CliError>;
+type Part = fn(&mut Run<'_>, &mut Report) -> Result<(), CliError>;
 
 /// Lets the driver take for itself what it takes at first use.
 fn warm_up(bound: &Bound<'_>, bytes: usize) -> Result<(), crate::cuda::CudaError> {

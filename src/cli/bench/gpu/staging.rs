@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::measure::in_turn;
 use super::report::{Report, Row};
-use super::{GpuArgs, Run, pattern};
+use super::{Run, pattern};
 use crate::cli::CliError;
 use crate::cuda::{Bound, CudaError, Staging, StagingCopy};
 
@@ -13,7 +13,7 @@ use crate::cuda::{Bound, CudaError, Staging, StagingCopy};
 const SLOTS: u64 = 4;
 
 /// Measures both ways at each size.
-pub(super) fn run(run: &mut Run<'_>, _args: &GpuArgs, report: &mut Report) -> Result<(), CliError> {
+pub(super) fn run(run: &mut Run<'_>, report: &mut Report) -> Result<(), CliError> {
     let longest = run.sizes.blocks.iter().copied().max().unwrap_or_default();
     let ring = u64::from(longest) * SLOTS;
     let mut staging = Staging::new(run.bound, &run.beside, ring).map_err(CliError::failed)?;
