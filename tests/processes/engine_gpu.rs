@@ -26,7 +26,7 @@ use crate::engine_memory::{
 };
 use crate::support::{
     BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
-    read, test_process, until,
+    read, save, test_process, until,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -223,6 +223,40 @@ fn memory_of_another_gpu_is_refused() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_gpu_that_is_lost_in_a_save_is_lost_to_the_node_at_once() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let other = cluster.node("other", address, &[]).unwrap();
+    let node = cluster.node("node", address, &["--gpu", "0", "--gpu-pool", "4MiB"]).unwrap();
+    let (at_other, client) = (other.client().unwrap(), node.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let [in_host, on_gpu, unsaved] = ["in host memory", "on the GPU", "unsaved"].map(blocks);
+    let moved = at(&in_host, |at| at);
+    engine.fill_all(&in_host, &moved);
+    let saved = engine.imported.save(&namespace(), &moved, false).unwrap();
+    assert_eq!(saved, vec![PublishOutcome::Stored; in_host.len()]);
+    save(&at_other, &on_gpu);
+    let all = Counts::all_ready(on_gpu.len());
+    assert_eq!(read(&client, &on_gpu, Source::From(node_id(&at_other))), all);
+    assert!(!client.stat().unwrap().gpu.unwrap().lost);
+    // Nothing of the node's own asks the driver for anything now.
+    standin.control("cuMemcpy2DAsync_v2 fail 719");
+    let refused = engine.imported.save(&namespace(), &at(&unsaved, |at| at), false).unwrap_err();
+    assert!(refused.to_string().contains("could not be copied"), "{refused}");
+    assert!(client.stat().unwrap().gpu.unwrap().lost, "the engine was told before the node");
+    standin.control("");
+    let none = Counts { not_found: on_gpu.len(), ..Counts::default() };
+    assert_eq!(read(&client, &on_gpu, Source::Here), none);
+    assert_eq!(read(&client, &unsaved, Source::Here), none);
+    assert_eq!(read(&client, &in_host, Source::Here), all);
+    assert_eq!(read(&client, &on_gpu, Source::Anywhere), all, "it goes on without the GPU");
+    assert_at_rest("node", &client);
 }
 
 /// What a child process is told: the node's door, and the driver.
