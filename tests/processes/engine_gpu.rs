@@ -301,15 +301,20 @@ fn an_engine_for_ever() {
 
 /// Kills an engine while the node copies from or to its memory.
 fn killed_in_the_middle(standin: &StandIn, node: &Process, copy: &str) {
-    let mut engine = engine_process(node, standin, By::Handle);
     standin.log();
-    until("a copy is under way", || {
-        let log = standin.logged();
-        let count = |line: &str| log.iter().filter(|logged| *logged == line).count();
-        count(&format!("call {copy}")) > count(&format!("ran {copy}"))
-    });
+    standin.control(&format!("{copy} late 30"));
+    let mut engine = engine_process(node, standin, By::Handle);
+    let logged = |what: &str| {
+        let line = format!("{what} {copy}");
+        standin.logged().iter().filter(|logged| **logged == line).count()
+    };
+    until("some copies have run", || logged("ran") >= 3);
+    // Wherever it is by now: from here on no copy ends before the engine does.
+    standin.control(&format!("{copy} hold 1"));
+    until("a copy is under way", || logged("call") > logged("ran"));
     engine.kill().unwrap();
     engine.wait().unwrap();
+    standin.control("");
 }
 
 #[test]
@@ -319,10 +324,8 @@ fn an_engine_that_dies_in_the_middle_of_a_save_or_load_leaves_whole_blocks_only(
     let registry = cluster.registry("registry", &[]).unwrap();
     let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
     let client = node.client().unwrap();
-    // The engine saves and loads in turn, and most of the time is its copies': the first kill is in the
-    // middle of a save, later ones in either.
+    // The engine saves and loads in turn: the first kill is in the middle of a save, later ones in either.
     for _ in 0..4 {
-        standin.control("cuMemcpy2DAsync_v2 late 30");
         killed_in_the_middle(&standin, &node, "cuMemcpy2DAsync_v2");
         assert_at_rest("node", &client);
         until("its memory is closed", || {
@@ -332,7 +335,6 @@ fn an_engine_that_dies_in_the_middle_of_a_save_or_load_leaves_whole_blocks_only(
         let closed = first(&log, "call cuIpcCloseMemHandle").unwrap();
         let after = log.iter().skip(closed);
         assert!(after.clone().all(|line| line != "ran cuMemcpy2DAsync_v2"), "closed under a copy");
-        standin.control("");
         for number in 0..ROUNDS {
             let blocks = blocks(&format!("round {number}"));
             let counts = read(&client, &blocks, Source::Here);
@@ -357,13 +359,14 @@ fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
     });
     assert!(at_holder.flush(PATIENCE).unwrap());
     // What the reader has read it copies to its GPU before it says so.
-    standin.control("cuMemcpyHtoDAsync_v2 late 20");
+    standin.control("cuMemcpyHtoDAsync_v2 hold 1");
     let from = Source::From(node_id(&at_holder));
     let counts = std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &first, from));
         until("the holder lends", || is_lending(&at_holder));
         engine.kill().unwrap();
         engine.wait().unwrap();
+        standin.control("");
         reading.join().unwrap()
     });
     assert_eq!(counts, Counts::all_ready(first.len()));

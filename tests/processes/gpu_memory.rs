@@ -39,6 +39,11 @@ fn on_gpu(client: &Client) -> u64 {
     gpu_pool(&report).bytes - gpu_pool(&report).free_bytes
 }
 
+/// Bytes of all of a node's pools that blocks take.
+fn taken(client: &Client) -> u64 {
+    client.stat().unwrap().pools.iter().map(|pool| pool.bytes - pool.free_bytes).sum()
+}
+
 #[test]
 fn blocks_land_in_gpu_memory_and_are_served_from_there() {
     let Some(standin) = StandIn::new() else { return };
@@ -116,7 +121,6 @@ fn what_cards_write_into_gpu_memory_is_flushed_before_it_is_looked_at() {
 #[test]
 fn blocks_that_find_no_room_on_the_way_land_in_host_memory() {
     let Some(standin) = StandIn::new() else { return };
-    standin.control("cuMemcpyHtoDAsync_v2 late 20");
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let a = node(&cluster, "A", &registry, &[]);
@@ -125,7 +129,18 @@ fn blocks_that_find_no_room_on_the_way_land_in_host_memory() {
     let (at_a, at_b) = (a.client().unwrap(), b.client().unwrap());
     let blocks = Blocks::small("more than staging holds");
     save(&at_a, &blocks);
-    assert_eq!(read(&at_b, &blocks, Source::From(node_id(&at_a))), Counts::all_ready(blocks.len()));
+    let from_a = Source::From(node_id(&at_a));
+    // No copy ends, and none gives its place to another block, before all blocks have a place.
+    standin.control("cuMemcpyHtoDAsync_v2 hold 1");
+    let counts = std::thread::scope(|scope| {
+        let reader = b.client().unwrap();
+        let (reader, blocks) = (reader, &blocks);
+        let reading = scope.spawn(move || read(&reader, blocks, from_a));
+        until("all blocks have a place", || taken(&at_b) >= 16 * (16 << 10));
+        standin.control("");
+        reading.join().unwrap()
+    });
+    assert_eq!(counts, Counts::all_ready(blocks.len()));
     assert_eq!(on_gpu(&at_b), 64 << 10, "as many as fit");
     assert_at_rest("B", &at_b);
     assert_at_rest("A", &at_a);
