@@ -12,7 +12,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::engine::Imported;
+use super::service::Imported;
 use crate::layout::{AllocationId, BlockId, Layout};
 use crate::memory::{Copier, CopyError, Direction, Mapping, StridedCopy};
 use crate::protocol::door::{DeviceUuid, EngineEvent};
