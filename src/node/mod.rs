@@ -307,7 +307,7 @@ fn served(options: &NodeOptions, residency: &Residency) -> Result<Vec<Arc<HostPo
         return Ok(served);
     }
     served.push(HostPool::create(&PoolOptions {
-        id: PoolId(u16::MAX),
+        id: PoolId::PROBE,
         bytes: limits::PROBE_BYTES.into(),
         huge_pages: None,
         lock: false,

@@ -284,9 +284,10 @@ impl Residency {
         let mut inserted = self.store.insert(key, payload, origin, pinned);
         // Slots have no kind of memory: where none of its own can go, another one does.
         let kind = payload.extent.pool.kind();
+        let own = MemoryKind::EVICTABLE.into_iter().find(|it| *it == kind);
         if inserted == Err(InsertError::Full)
-            && (self.evict(kind, 1) > 0
-                || MemoryKind::ALL.into_iter().any(|kind| self.evict(kind, 1) > 0))
+            && (own.is_some_and(|kind| self.evict(kind, 1) > 0)
+                || MemoryKind::EVICTABLE.into_iter().any(|kind| self.evict(kind, 1) > 0))
         {
             inserted = self.store.insert(key, payload, origin, pinned);
         }
@@ -466,7 +467,7 @@ impl Residency {
 
 impl Reclaim for Residency {
     fn reclaim(&self) -> Reclaimed {
-        match MemoryKind::ALL.map(|kind| self.reclaim_from(kind)) {
+        match MemoryKind::EVICTABLE.map(|kind| self.reclaim_from(kind)) {
             found if found.contains(&Reclaimed::Some) => Reclaimed::Some,
             found if found.contains(&Reclaimed::Stuck) => Reclaimed::Stuck,
             _ => Reclaimed::Enough,
