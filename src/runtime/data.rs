@@ -16,13 +16,17 @@ use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
 use super::heartbeat::{Heartbeat, Rounds};
+use super::in_place::{InPlace, NotRegistered, Registered, ServedLayout};
 use super::mailroom::{Answer, Inbox, Outbox};
 use super::rejections::{By, Rejections};
-use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatch, Wake};
+use crate::fabric::{
+    EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatch, RegionId, Wake,
+};
 use crate::health::Entry;
 use crate::limits;
-use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
-use crate::types::{BlockHash, NamespaceId, NodeId, Reach, RequesterId, Scope, Timestamp};
+use crate::memory::{ForeignFabric, Registrable, Rung};
+use crate::peer::{FetchId, FetchRequest, Fetched, LeaseUsage, Output, Peers};
+use crate::types::{BlockHash, NamespaceId, NodeId, PoolId, Reach, RequesterId, Scope, Timestamp};
 
 /// The name of the data thread.
 pub const DATA_THREAD: &str = "kvrail-data";
@@ -67,7 +71,7 @@ pub struct Answered {
 
 /// Asks the data thread for something.
 #[derive(Debug)]
-enum Command<E> {
+pub(super) enum Command<E> {
     Fetch {
         node: NodeId,
         endpoint: E,
@@ -84,6 +88,19 @@ enum Command<E> {
     },
     Drain {
         drained: oneshot::Sender<()>,
+    },
+    Register {
+        memory: Vec<Registrable>,
+        rungs: &'static [Rung],
+        answer: oneshot::Sender<Result<Registered, NotRegistered>>,
+    },
+    Serve {
+        layout: ServedLayout,
+    },
+    LetGo {
+        layouts: Vec<PoolId>,
+        regions: Vec<RegionId>,
+        answer: oneshot::Sender<()>,
     },
     /// What was fetched for one who does not wait any more.
     Release {
@@ -191,7 +208,7 @@ impl<E> DataHandle<E> {
         self.alive.clone().wait_for(|alive| !alive).await.ok();
     }
 
-    fn send(&self, command: Command<E>) -> Result<(), Stopped> {
+    pub(super) fn send(&self, command: Command<E>) -> Result<(), Stopped> {
         if !self.inbox.put(command) {
             return Err(Stopped);
         }
@@ -217,9 +234,9 @@ pub fn spawn<F, L>(
     clock: Clock,
 ) -> std::io::Result<(DataHandle<F::Endpoint>, DataJoin)>
 where
-    F: Fabric + Send + 'static,
+    F: ForeignFabric + Send + 'static,
     F::Endpoint: Send + 'static,
-    L: Landing + Send + 'static,
+    L: InPlace + Send + 'static,
     L::Memory: Send,
 {
     let (inbox, outbox) = (Arc::new(Inbox::new()), Arc::new(Outbox::new()?));
@@ -273,10 +290,10 @@ impl<E> Drop for Living<E> {
     }
 }
 
-struct DataThread<F: Fabric, L: Landing> {
-    fabric: F,
+pub(super) struct DataThread<F: Fabric, L: InPlace> {
+    pub(super) fabric: F,
     peers: Peers<L>,
-    landing: L,
+    pub(super) landing: L,
     clock: Clock,
     heartbeat: Heartbeat,
     inbox: Arc<Inbox<Command<F::Endpoint>>>,
@@ -293,7 +310,7 @@ struct DataThread<F: Fabric, L: Landing> {
     stopping: bool,
 }
 
-impl<F: Fabric, L: Landing> DataThread<F, L> {
+impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
     fn run(mut self) -> Result<(), FabricError> {
         let mut events = EventBatch::default();
         let mut now = self.clock.now();
@@ -302,7 +319,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
             self.take_commands(now);
             self.carry_out(now);
             if let Some(drained) = self.drained.take_if(|_| self.peers.leases_out() == 0) {
-                self.tell(Answer::Drained(drained));
+                self.tell(Answer::Done(drained));
             }
             if self.stopping {
                 return Ok(());
@@ -365,6 +382,14 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 Command::Drain { drained } => {
                     self.peers.drain();
                     self.drained = Some(drained);
+                }
+                Command::Register { memory, rungs, answer } => {
+                    let registered = self.register(&memory, rungs);
+                    self.tell(Answer::Registered(answer, registered));
+                }
+                Command::Serve { layout } => self.landing.serve(layout),
+                Command::LetGo { layouts, regions, answer } => {
+                    self.let_go(&layouts, &regions, answer);
                 }
                 Command::Release { fetched } => self.peers.release(&fetched),
                 Command::Stop => {
@@ -454,7 +479,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
         self.tell(Answer::Fetched(answer, Answered { fetched, reach }));
     }
 
-    fn tell(&self, answer: Answer<PeerSnapshot>) {
+    pub(super) fn tell(&self, answer: Answer<PeerSnapshot>) {
         if let Err(Answer::Fetched(_asker, unwanted)) = self.outbox.put(answer) {
             // No room, which the bound on askers rules out: the pins that were taken for this one go,
             // and it hears that there will be no answer.

@@ -7,6 +7,7 @@ pub mod deadline;
 pub mod door;
 pub mod heartbeat;
 pub mod http;
+pub mod in_place;
 mod mailroom;
 pub mod reclaim;
 mod rejections;

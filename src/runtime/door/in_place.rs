@@ -24,7 +24,8 @@ impl Move {
         pulled: bool,
     ) -> Reply {
         let layout = (self.id, Arc::clone(&self.imported));
-        let opened = Arc::clone(&service).open(client, layout, self.blocks.clone()).await;
+        let opened =
+            Arc::clone(&service).open(client, layout, (namespace, self.blocks.clone())).await;
         let opened = match opened {
             Ok(opened) => opened,
             Err(sentence) => return refused(&sentence),

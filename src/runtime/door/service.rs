@@ -138,7 +138,7 @@ pub trait DoorService: Send + Sync + 'static {
         self: Arc<Self>,
         client: Arc<Self::Client>,
         layout: (LayoutId, Arc<Imported>),
-        blocks: Vec<MovedBlock>,
+        blocks: (Namespace, Vec<MovedBlock>),
     ) -> impl Future<Output = Result<Self::Opened, String>> + Send;
 
     /// Makes blocks visible where they lie; one outcome per block, in order. Nothing of a client that

@@ -18,7 +18,8 @@ use crate::event::BusyReason;
 use crate::layout::BlockId;
 use crate::limits;
 use crate::protocol::door::{
-    DecodeError, EngineRequest, LayoutId, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source, TooMany,
+    DecodeError, EngineRequest, LayoutId, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source,
+    TooMany,
 };
 use crate::sys::fd_passing;
 use crate::types::{BlockHash, Extent, Namespace, NodeId};
