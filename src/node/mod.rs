@@ -176,7 +176,7 @@ impl Node {
         let identity = NodeIdentity { node, epoch: clock.epoch(), address };
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
-        let imports = Imports::new(&residency.pools, options.gpu_driver.clone(), gpu.as_ref());
+        let imports = Imports::new(&residency, options.gpu_driver.clone(), gpu.as_ref());
         let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
         let StartedData { handle: data, thread, transport, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
