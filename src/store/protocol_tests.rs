@@ -96,6 +96,34 @@ fn a_pin_against_a_claim() {
 }
 
 #[test]
+fn a_removal_against_pins_touches_and_a_commit() {
+    let remove = Remove { serial: 1 };
+    check(1, &filled(1), &[&[remove.clone()], &[Pin { key: 0 }], &[touch(0)]]);
+    check(2, &filled(2), &[&[remove.clone()], &[lend(0), Unpin { serial: 1 }]]);
+    let mut pinned = filled(2);
+    pinned.push(Pin { key: 0 });
+    check(2, &pinned, &[&[remove.clone(), remove.clone()], &[commit(1, 9)], &[touch(0)]]);
+    let raise = FinishedSending { key: 0 };
+    check(2, &filled(2), &[&[remove.clone()], &[raise], &[remove]]);
+}
+
+#[test]
+fn a_removal_against_a_claim() {
+    let remove = |serial| Remove { serial };
+    check(2, &filled(2), &[&[remove(1)], &[EVICT], &[EVICT]]);
+    check(3, &filled(3), &[&[remove(2), touch(2)], &[EVICT, EVICT]]);
+    let raise = |key| FinishedSending { key };
+    check(3, &filled(3), &[&[remove(3)], &[raise(2)], &[EVICT, raise(0)]]);
+}
+
+#[test]
+fn a_removal_against_an_insertion_of_its_block() {
+    let remove = Remove { serial: 1 };
+    check(2, &filled(1), &[&[remove.clone()], &[insert(0, 101)], &[insert(0, 201)]]);
+    check(1, &filled(1), &[&[remove, Lookup { key: 0 }], &[insert(0, 101), EVICT], &[touch(0)]]);
+}
+
+#[test]
 fn an_insertion_against_the_unlinking_of_its_block() {
     check(2, &filled(1), &[&[EVICT], &[insert(0, 101)], &[insert(0, 201)]]);
     check(

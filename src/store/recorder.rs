@@ -88,7 +88,7 @@ impl Caller<'_> {
     fn operation(&mut self) -> Operation {
         let random = &mut self.random;
         let requester = RequesterIndex(random.of(&[0, 1, 48, 60]));
-        match random.below(16) {
+        match random.below(17) {
             0..3 => {
                 self.serial += 1;
                 let source = EvictionRank::clamped(random.of(&[1, 2, 31]));
@@ -117,7 +117,8 @@ impl Caller<'_> {
                     Operation::AlreadyResident { key: random.key(), cause }
                 }
             },
-            14 => Operation::EvictBatch { kind: random.of(&MemoryKind::ALL), max: 2 },
+            14 => Operation::Remove { serial: self.admission() },
+            15 => Operation::EvictBatch { kind: random.of(&MemoryKind::ALL), max: 2 },
             _ => Operation::Evict(random.of(&MemoryKind::ALL)),
         }
     }
