@@ -22,7 +22,7 @@ use crate::runtime::door::{
 };
 use crate::store::{Found, PinError, ResidentView};
 use crate::types::{
-    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, PoolId, ResidentCause, ResidentId,
+    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, PoolId, ResidentId,
 };
 
 /// Names of namespaces that local engines have told, so that people can read them. Bounded: names
@@ -75,6 +75,7 @@ impl Inner {
         let mut found = Vec::with_capacity(keys.len());
         self.residency.store.hit_batch(&keys, true, &mut found);
         self.forget_hits(&mut found).await;
+        self.forget_leaving(&mut found);
         let misses: Vec<usize> = (0..)
             .zip(&found)
             .filter_map(|(at, hit)| (*hit == Err(PinError::NotFound)).then_some(at))
@@ -112,6 +113,7 @@ impl Inner {
         if let Some((_, shadows)) = &self.gpu {
             Arc::clone(shadows).in_host_memory(&self.residency, &mut outcomes).await;
         }
+        self.copied_to_host(&mut outcomes).await;
         outcomes
     }
 
@@ -133,6 +135,18 @@ impl Inner {
         }
         if !holds.is_empty() {
             self.forget(&holds).await;
+        }
+    }
+
+    /// Hits on blocks that their engine takes back are none.
+    fn forget_leaving(&self, hits: &mut [Result<Found, PinError>]) {
+        for hit in hits {
+            if let Ok(found) = hit
+                && self.in_place.is_leaving(&found.payload.extent)
+            {
+                self.residency.store.unpin_batch(&[found.id]);
+                *hit = Err(PinError::NotFound);
+            }
         }
     }
 
@@ -305,7 +319,6 @@ impl DoorService for Inner {
                 *outcome = AcquireOutcome::Busy(BusyReason::Pins);
             }
         }
-        self.copied_to_host(&mut outcomes).await;
         outcomes
     }
 

@@ -12,7 +12,7 @@ use crate::memory::Reservation;
 use crate::peer::{Landing, LentLayout, Published, Settled};
 use crate::protocol::Place;
 use crate::runtime::in_place::{InPlace, ServedLayout};
-use crate::store::Found;
+use crate::store::{Evicted, Found};
 use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, PoolId, Scope};
 
 /// A pool's registration with the fabric.
@@ -143,6 +143,10 @@ impl Landing for NodeLanding {
         let layout = self.layouts.values().find(|layout| layout.number == number)?;
         let ServedLayout { blocks, regions, tensors, .. } = layout;
         Some(LentLayout { blocks: *blocks, regions, tensors })
+    }
+
+    fn removed(&mut self, removed: &Evicted) {
+        self.residency.tell(removed.key, false);
     }
 
     fn pause_ms(&self) -> u32 {

@@ -15,50 +15,22 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
+pub use super::connected::{ConnectedPeer, PeerSnapshot};
 use super::heartbeat::{Heartbeat, Rounds};
 use super::in_place::{InPlace, NotRegistered, Registered, ServedLayout};
 use super::mailroom::{Answer, Inbox, Outbox};
 use super::rejections::{By, Rejections};
-use crate::fabric::{
-    EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatch, RegionId, Wake,
-};
-use crate::health::Entry;
+use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, RegionId, Wake};
 use crate::limits;
 use crate::memory::{ForeignFabric, Registrable, Rung};
-use crate::peer::{FetchId, FetchRequest, Fetched, LeaseUsage, Output, Peers};
-use crate::types::{BlockHash, NamespaceId, NodeId, PoolId, Reach, RequesterId, Scope, Timestamp};
+use crate::peer::{FetchId, FetchRequest, Fetched, Output, Peers, WithdrawalId};
+use crate::types::{BlockHash, NamespaceId, NodeId, PoolId, Reach, ResidentId, Scope, Timestamp};
 
 /// The name of the data thread.
 pub const DATA_THREAD: &str = "kvrail-data";
 
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
-
-/// A node that is connected and authenticated.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConnectedPeer {
-    /// Who.
-    pub node: NodeId,
-    /// Its identity as a reader.
-    pub requester: RequesterId,
-    /// The transport of its connection.
-    pub transport: &'static str,
-    /// The pairs of NICs that it goes over.
-    pub rails: Vec<Rail>,
-}
-
-/// What peers look like now.
-#[derive(Debug, Clone, Default)]
-pub struct PeerSnapshot {
-    /// Connected and authenticated nodes.
-    pub connected: Vec<ConnectedPeer>,
-    /// What each requester holds.
-    pub leases: Vec<LeaseUsage>,
-    /// The health of peers, paths and this node's NICs.
-    pub health: Vec<Entry>,
-    /// When this was so.
-    pub at: Timestamp,
-}
 
 /// A fetch that is over.
 #[derive(Debug)]
@@ -96,6 +68,10 @@ pub(super) enum Command<E> {
     },
     Serve {
         layout: ServedLayout,
+    },
+    Withdraw {
+        residents: Vec<ResidentId>,
+        answer: oneshot::Sender<()>,
     },
     LetGo {
         layouts: Vec<PoolId>,
@@ -259,6 +235,8 @@ where
         endpoints: BTreeMap::new(),
         answers: BTreeMap::new(),
         next_fetch: 0,
+        withdrawals: BTreeMap::new(),
+        next_withdrawal: 0,
         reads: ReadBatch::default(),
         rejections: Rejections::default(),
         drained: None,
@@ -292,7 +270,7 @@ impl<E> Drop for Living<E> {
 
 pub(super) struct DataThread<F: Fabric, L: InPlace> {
     pub(super) fabric: F,
-    peers: Peers<L>,
+    pub(super) peers: Peers<L>,
     pub(super) landing: L,
     clock: Clock,
     heartbeat: Heartbeat,
@@ -303,6 +281,8 @@ pub(super) struct DataThread<F: Fabric, L: InPlace> {
     endpoints: BTreeMap<NodeId, F::Endpoint>,
     answers: BTreeMap<FetchId, oneshot::Sender<Answered>>,
     next_fetch: u64,
+    pub(super) withdrawals: BTreeMap<WithdrawalId, oneshot::Sender<()>>,
+    pub(super) next_withdrawal: u64,
     reads: ReadBatch,
     rejections: Rejections,
     /// Who waits for the last lease to end.
@@ -367,12 +347,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                     self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
                 }
                 Command::Snapshot { answer } => {
-                    let snapshot = PeerSnapshot {
-                        connected: self.connected().collect(),
-                        leases: self.peers.lease_usage().collect(),
-                        health: self.peers.health(now).collect(),
-                        at: now,
-                    };
+                    let snapshot = self.snapshot(now);
                     self.tell(Answer::Snapshot(answer, snapshot));
                 }
                 Command::ResetHealth { node, answer } => {
@@ -388,6 +363,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                     self.tell(Answer::Registered(answer, registered));
                 }
                 Command::Serve { layout } => self.landing.serve(layout),
+                Command::Withdraw { residents, answer } => self.withdraw(residents, answer, now),
                 Command::LetGo { layouts, regions, answer } => {
                     self.let_go(&layouts, &regions, answer);
                 }
@@ -399,15 +375,6 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
             }
         }
         self.commands = commands;
-    }
-
-    fn connected(&self) -> impl Iterator<Item = ConnectedPeer> + '_ {
-        self.peers.connected().filter_map(|(node, requester)| {
-            let connection = self.peers.up_to(node)?;
-            let transport = self.fabric.transport(connection);
-            let rails = self.fabric.rails(connection);
-            Some(ConnectedPeer { node, requester, transport, rails })
-        })
     }
 
     /// Carries out what the peers ask for, until they ask for nothing.
@@ -426,6 +393,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                 idle = false;
                 self.answer(fetched);
             }
+            self.answer_withdrawals();
             if idle && !self.peers.has_output() {
                 return;
             }

@@ -9,9 +9,9 @@ use super::data::{Command, DataHandle, DataThread, Stopped};
 use super::mailroom::Answer;
 use crate::fabric::{Access, FabricError, Region, RegionId};
 use crate::memory::{Climb, ForeignFabric, Registrable, Rung};
-use crate::peer::Landing;
+use crate::peer::{Landing, WithdrawalId};
 use crate::protocol::{RegionEntry, TensorEntry};
-use crate::types::PoolId;
+use crate::types::{PoolId, ResidentId, Timestamp};
 
 /// A layout as peers are told it.
 #[derive(Debug, Clone)]
@@ -83,6 +83,16 @@ impl<E> DataHandle<E> {
         self.send(Command::Serve { layout })
     }
 
+    /// Withdraws residents. Done when none of them is one and nobody can read them any more.
+    ///
+    /// # Errors
+    /// [`Stopped`].
+    pub async fn withdraw(&self, residents: Vec<ResidentId>) -> Result<(), Stopped> {
+        let (answer, done) = oneshot::channel();
+        self.send(Command::Withdraw { residents, answer })?;
+        done.await.map_err(|_gone| Stopped)
+    }
+
     /// Forgets layouts and lets go of regions. Done when peers can read nothing there any more.
     ///
     /// # Errors
@@ -132,6 +142,27 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                     (Some(region), climb) => Ok((region, Some(climb))),
                     (None, climb) => Err(NotRegistered::NoWay(climb)),
                 }
+            }
+        }
+    }
+
+    pub(super) fn withdraw(
+        &mut self,
+        residents: Vec<ResidentId>,
+        answer: oneshot::Sender<()>,
+        now: Timestamp,
+    ) {
+        let id = WithdrawalId(self.next_withdrawal);
+        self.next_withdrawal += 1;
+        self.withdrawals.insert(id, answer);
+        self.peers.withdraw(id, residents, &mut self.landing, now);
+    }
+
+    /// Tells whose withdrawals are over.
+    pub(super) fn answer_withdrawals(&mut self) {
+        while let Some(id) = self.peers.poll_withdrawn() {
+            if let Some(answer) = self.withdrawals.remove(&id) {
+                self.tell(Answer::Done(answer));
             }
         }
     }

@@ -2,6 +2,7 @@
 
 pub mod announce;
 pub mod clock;
+mod connected;
 pub mod data;
 pub mod deadline;
 pub mod door;

@@ -61,8 +61,12 @@ pub struct Opened {
 impl State {
     /// Why these blocks cannot be published.
     fn conflict(&self, id: LayoutId, blocks: &[(BlockId, BlockKey)]) -> Option<String> {
-        let published = &self.layouts.get(&id)?.blocks;
+        let Published { open, blocks: published, .. } = self.layouts.get(&id)?;
+        let leaving = lock(&open.leaving);
         blocks.iter().find_map(|(block, key)| match published.get(block) {
+            Some(_) if leaving.contains(block) => {
+                Some(format!("block {} is being withdrawn: publish it after that", block.0))
+            }
             Some((other, _)) if other != key => Some(format!(
                 "block {} is published in place as {}: withdraw it before it becomes another one",
                 block.0, other.hash
@@ -149,7 +153,12 @@ impl Inner {
             TensorEntry::from(&Tensor { allocation, ..*tensor })
         };
         let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
-        let open = Arc::new(Open { imported, climbs, published: AtomicU64::new(0) });
+        let open = Arc::new(Open {
+            imported,
+            climbs,
+            published: AtomicU64::new(0),
+            leaving: Mutex::default(),
+        });
         let (pool, number) = self
             .in_place
             .number(&open)
@@ -214,7 +223,10 @@ impl Inner {
         (key, block): (BlockKey, &InPlace),
         (stored_before, pulled): (u64, bool),
     ) -> PublishOutcome {
-        if layout.blocks.get(&block.block).is_some_and(|(other, _)| *other != key) {
+        // The entry of one that leaves is there until it has left.
+        if lock(&layout.open.leaving).contains(&block.block)
+            || layout.blocks.get(&block.block).is_some_and(|(other, _)| *other != key)
+        {
             return PublishOutcome::Refused;
         }
         let len = layout.open.imported.layout.block_bytes();
@@ -241,15 +253,19 @@ impl Inner {
         named: &[(LayoutId, Vec<BlockId>)],
     ) -> u32 {
         let _alone = engine.withdrawing.lock().await;
-        let mut found: Vec<(LayoutId, BlockId, BlockKey, ResidentId)> = Vec::new();
+        let mut found: Vec<(LayoutId, BlockId, ResidentId)> = Vec::new();
         {
             let state = lock(&engine.state);
             for (id, blocks) in named {
                 let Some(layout) = state.layouts.get(id) else { continue };
-                found.extend(blocks.iter().filter_map(|block| {
-                    let (key, resident) = layout.blocks.get(block)?;
-                    Some((*id, *block, *key, *resident))
-                }));
+                // Before they are withdrawn: whoever comes now does not keep them from going.
+                let mut leaving = lock(&layout.open.leaving);
+                for block in blocks {
+                    if let Some((_key, resident)) = layout.blocks.get(block) {
+                        leaving.insert(*block);
+                        found.push((*id, *block, *resident));
+                    }
+                }
             }
         }
         if found.is_empty() {
@@ -263,6 +279,7 @@ impl Inner {
             let mut state = lock(&engine.state);
             for (id, block, ..) in &found {
                 let Some(layout) = state.layouts.get_mut(id) else { continue };
+                lock(&layout.open.leaving).remove(block);
                 // One that was named twice is counted once.
                 if layout.blocks.remove(block).is_some() {
                     layout.open.published.fetch_sub(1, Ordering::Relaxed);
@@ -270,7 +287,6 @@ impl Inner {
                 }
             }
         }
-        found.iter().for_each(|(_, _, key, _)| self.residency.tell(*key, false));
         count
     }
 

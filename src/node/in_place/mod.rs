@@ -14,15 +14,16 @@
 mod copies;
 mod engine;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::layout::BlockId;
 use crate::memory::{Climb, Rung};
 use crate::protocol::door::stat::{GpuWayRefused, GpuWayStat, InPlaceStat, LayoutStat};
 use crate::runtime::door::Imported;
 use crate::sync::{Mutex, lock};
-use crate::types::PoolId;
+use crate::types::{Extent, MemoryKind, PoolId};
 
 pub(super) use copies::Copies;
 pub use engine::{Engine, Opened};
@@ -35,6 +36,8 @@ struct Open {
     climbs: Vec<Climb>,
     /// Residents that lie in it.
     published: AtomicU64,
+    /// Blocks that are being taken back: no local reader comes any more.
+    leaving: Mutex<BTreeSet<BlockId>>,
 }
 
 /// All layouts of local engines that peers may read.
@@ -81,6 +84,15 @@ impl Layouts {
 
     fn find(&self, pool: PoolId) -> Option<Arc<Open>> {
         lock(&self.open).get(&pool).cloned()
+    }
+
+    /// Whether a resident is being taken back.
+    pub(super) fn is_leaving(&self, extent: &Extent) -> bool {
+        if extent.pool.kind() != MemoryKind::Engine {
+            return false;
+        }
+        let block = BlockId(u32::try_from(extent.offset).unwrap_or(u32::MAX));
+        self.find(extent.pool).is_none_or(|open| lock(&open.leaving).contains(&block))
     }
 
     /// What is told of them.

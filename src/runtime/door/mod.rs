@@ -19,6 +19,8 @@ mod engine;
 mod engine_tests;
 mod frames;
 mod in_place;
+#[cfg(test)]
+mod in_place_tests;
 mod moving;
 mod owned;
 mod service;
