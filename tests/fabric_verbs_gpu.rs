@@ -16,7 +16,7 @@ use kvrail::cuda::{
     Context, CopyQueue, DeviceMemory, Driver, End as Place, HostRegistration, Piece,
 };
 use kvrail::fabric::{Access, Fabric, Region};
-use kvrail::memory::{Climb, ForeignMemory, GpuDirect, Mapping, Rung};
+use kvrail::memory::{Climb, ForeignFabric, ForeignMemory, GpuDirect, Mapping, Rung};
 
 use conformance::{End, Pair, Random, Read};
 use cuda_standin::StandIn;

@@ -8,6 +8,11 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
+use std::sync::Arc;
+
+use super::Mapping;
+use crate::fabric::{Access, Fabric, FabricError, Region};
+use crate::protocol::door::stat::GpuWayRefused;
 
 /// A way for a card's bytes into a device's memory, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,6 +134,18 @@ impl fmt::Display for RungRefused {
     }
 }
 
+impl From<&RungRefused> for GpuWayRefused {
+    fn from(refused: &RungRefused) -> Self {
+        Self {
+            nic: refused.nic.clone(),
+            rung: refused.rung.to_string(),
+            call: refused.call.clone(),
+            errno: refused.errno,
+            why: refused.why.clone(),
+        }
+    }
+}
+
 /// A call of the device's driver that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportRefused {
@@ -173,6 +190,31 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
     fn dma_buf(&self, offset: u64, len: u64) -> Result<ExportedRange, ExportRefused>;
 }
 
+/// Memory as a fabric registers it.
+#[derive(Debug, Clone)]
+pub enum Registrable {
+    /// The host's.
+    Host(Arc<Mapping>),
+    /// Another driver's.
+    Foreign(Arc<dyn ForeignMemory>),
+}
+
+/// A fabric that may have a way into memory of other drivers' devices.
+pub trait ForeignFabric: Fabric<Memory = Mapping> {
+    /// Registers such memory by the first of these rungs that each card takes, and keeps it as
+    /// [`Fabric::register`] keeps host memory. Without a region where one card takes none, or where
+    /// there are no cards: the climb says which, and why.
+    ///
+    /// # Errors
+    /// As for [`Fabric::register`]; that a card refuses a rung is none.
+    fn register_foreign(
+        &mut self,
+        memory: &Arc<dyn ForeignMemory>,
+        access: Access,
+        rungs: &[Rung],
+    ) -> Result<(Option<Region>, Climb), FabricError>;
+}
+
 /// How a range came to be registered with each card.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Climb {
@@ -188,6 +230,16 @@ impl Climb {
     #[must_use]
     pub fn is_direct(&self) -> bool {
         !self.rungs.is_empty() && self.rungs.iter().all(|(_, rung)| *rung != Rung::Staging)
+    }
+
+    /// What was refused, in one sentence's part.
+    #[must_use]
+    pub fn why_not(&self) -> String {
+        let refused: Vec<_> = self.refused.iter().map(ToString::to_string).collect();
+        match refused.is_empty() {
+            true => "no RDMA device is in use".to_owned(),
+            false => refused.join("; "),
+        }
     }
 }
 

@@ -21,6 +21,7 @@ mod gpu;
 #[path = "no_gpu.rs"]
 mod gpu;
 mod imports;
+mod in_place;
 mod landing;
 mod options;
 mod residency;
@@ -32,6 +33,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use in_place::{Engine, Opened};
 pub use options::{GpuOptions, NodeError, NodeOptions, RegistryChoice};
 pub use residency::Reserved;
 pub use snapshot::NodeSnapshot;
@@ -41,7 +43,7 @@ use crate::event::EventSink;
 use crate::fabric::Fabric;
 use crate::health::BreakerConfig;
 use crate::limits;
-use crate::memory::{HostPool, Mapping, PoolOptions};
+use crate::memory::{ForeignFabric, GpuDirect, HostPool, PoolOptions};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
 use crate::protocol::door::stat::GpuStat;
@@ -68,6 +70,7 @@ use tokio::sync::oneshot;
 use fetcher::{Fetcher, FetcherParts};
 use gpu::{Gpu, Shadows};
 use imports::Imports;
+use in_place::{Copies, Layouts};
 use landing::NodeLanding;
 use residency::{DevicePool, Residency};
 use transport::{Chosen, PeerAddress, Registered, Served};
@@ -99,6 +102,8 @@ pub struct Inner {
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
     imports: Imports,
+    in_place: Layouts,
+    copies: Copies,
     gpu: Option<(GpuStat, Arc<Shadows>)>,
     clock: Clock,
 }
@@ -195,6 +200,7 @@ impl Node {
             clock,
             sink,
         }));
+        let direct = options.gpu.map_or(GpuDirect::Auto, |gpu| gpu.direct);
         let inner = Arc::new(Inner {
             identity,
             requester,
@@ -206,6 +212,8 @@ impl Node {
             announcer: announcer.handle(),
             names: Mutex::default(),
             imports,
+            in_place: Layouts::new(direct.direct(), options.lease_windows),
+            copies: Copies::default(),
             gpu,
             clock,
         });
@@ -352,7 +360,7 @@ fn start_data<F>(
     residency: &Arc<Residency>,
 ) -> Result<StartedData, NodeError>
 where
-    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Watch + Send + 'static,
+    F: ForeignFabric + Fabric<Endpoint = SocketAddr> + Watch + Send + 'static,
 {
     let fabric = transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
@@ -382,6 +390,7 @@ where
         tier: gpu.map(|(gpu, regions)| gpu.into_tier(regions, Arc::clone(residency))),
         regions: registered.pools,
         reserved: Vec::new(),
+        layouts: BTreeMap::new(),
     };
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;

@@ -267,7 +267,12 @@ impl Residency {
 
     pub(super) fn reserved(&self, memory: Reservation) -> Reserved {
         // Relaxed: an order among saves is wanted, not among their bytes.
-        Reserved { memory, stored_before: self.stored.load(Ordering::Relaxed) }
+        Reserved { memory, stored_before: self.stored() }
+    }
+
+    /// How many blocks have been stored so far.
+    pub(super) fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Relaxed)
     }
 
     /// Whether a resident came after a reservation was made: two saves of one block at once.
@@ -284,9 +289,23 @@ impl Residency {
         checksum: u64,
         origin: Origin,
     ) -> Admitted {
+        let payload = Payload { extent: memory.extent(), checksum };
+        let admitted = self.insert(key, payload, origin);
+        if matches!(admitted, Admitted::Stored(_)) {
+            // The memory belongs to the resident; its eviction gives it back.
+            let _owned_by_the_store = memory.into_extent();
+        }
+        admitted
+    }
+
+    /// Makes a block resident that lies in an engine's memory.
+    pub(super) fn admit_in_place(&self, key: BlockKey, extent: Extent, checksum: u64) -> Admitted {
+        self.insert(key, Payload { extent, checksum }, Origin::Saved { owners: None })
+    }
+
+    fn insert(&self, key: BlockKey, payload: Payload, origin: Origin) -> Admitted {
         // A fetched block arrives for a reader, which waits for it; a saved one waits for nobody.
         let pinned = matches!(origin, Origin::Fetched { .. });
-        let payload = Payload { extent: memory.extent(), checksum };
         let mut inserted = self.store.insert(key, payload, origin, pinned);
         // Slots have no kind of memory: where none of its own can go, another one does.
         let kind = payload.extent.pool.kind();
@@ -299,8 +318,6 @@ impl Residency {
         }
         match inserted {
             Ok(found) => {
-                // From here on the memory belongs to the resident; its eviction gives it back.
-                let _owned_by_the_store = memory.into_extent();
                 let number = self.stored.fetch_add(1, Ordering::Relaxed) + 1;
                 if let Some(at) = self.stored_at.get(found.id.slot as usize) {
                     at.store(number, Ordering::Relaxed);
@@ -341,7 +358,7 @@ impl Residency {
     }
 
     /// Tells the registry what is true of a key now, behind a change of it.
-    fn tell(&self, key: BlockKey, is_here: bool) {
+    pub(super) fn tell(&self, key: BlockKey, is_here: bool) {
         let note = |is_here| match self.announcer.get() {
             Some(announcer) if is_here => announcer.resident(key),
             Some(announcer) => announcer.gone(key),

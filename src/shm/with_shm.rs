@@ -16,7 +16,7 @@ use crate::fabric::{
     FabricEvent, Rail, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::CONNECTIONS_MAX;
-use crate::memory::Mapping;
+use crate::memory::{Climb, ForeignFabric, ForeignMemory, Mapping, Rung, RungRefused};
 use crate::sys::avoided::Avoided;
 use crate::sys::clock::coarse;
 use crate::sys::watch::Watch;
@@ -166,6 +166,31 @@ impl Near {
             }
         }
         Ok(())
+    }
+}
+
+/// Peers on this host could not map such memory: beside a near fabric there is no way into it.
+impl<F: ForeignFabric + Watch> ForeignFabric for WithShm<F> {
+    fn register_foreign(
+        &mut self,
+        memory: &Arc<dyn ForeignMemory>,
+        access: Access,
+        rungs: &[Rung],
+    ) -> Result<(Option<Region>, Climb), FabricError> {
+        if self.near.is_none() {
+            return self.far.register_foreign(memory, access, rungs);
+        }
+        let refused = |rung: &Rung| RungRefused {
+            rung: *rung,
+            nic: "shared memory".to_owned(),
+            call: "mapping it for peers on this host".to_owned(),
+            errno: None,
+            why: "it is a device's, and this node serves peers on its host over shared memory \
+                  (--no-shm serves them as all others)"
+                .to_owned(),
+        };
+        let refused = rungs.iter().map(refused).collect();
+        Ok((None, Climb { refused, ..Climb::default() }))
     }
 }
 

@@ -13,6 +13,7 @@ use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, Rail,
     ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
+use crate::memory::{Climb, ForeignFabric, ForeignMemory, Rung};
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
 use crate::types::Reach;
@@ -144,6 +145,17 @@ impl<F> Faulty<F> {
             return None;
         }
         Some(fault.action)
+    }
+}
+
+impl<F: ForeignFabric> ForeignFabric for Faulty<F> {
+    fn register_foreign(
+        &mut self,
+        memory: &Arc<dyn ForeignMemory>,
+        access: Access,
+        rungs: &[Rung],
+    ) -> Result<(Option<Region>, Climb), FabricError> {
+        self.inner.register_foreign(memory, access, rungs)
     }
 }
 

@@ -59,7 +59,7 @@ use crate::limits::{
     HANDSHAKE_TIMEOUT, HANDSHAKES_MAX, READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX,
     STALL_TIMEOUT, STREAMS_MAX,
 };
-use crate::memory::{Mapping, Regions};
+use crate::memory::{Climb, ForeignFabric, ForeignMemory, Mapping, Regions, Rung};
 use crate::sys::connections::Broken;
 use crate::sys::watch::Watch;
 use crate::types::Timestamp;
@@ -354,6 +354,18 @@ impl TcpFabric {
         } else {
             timeout.min(self.sweep_interval)
         }
+    }
+}
+
+/// It serves in software, from memory that the CPU reads.
+impl ForeignFabric for TcpFabric {
+    fn register_foreign(
+        &mut self,
+        _memory: &Arc<dyn ForeignMemory>,
+        _access: Access,
+        _rungs: &[Rung],
+    ) -> Result<(Option<Region>, Climb), FabricError> {
+        Ok((None, Climb::default()))
     }
 }
 

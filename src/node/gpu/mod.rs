@@ -159,13 +159,6 @@ impl Gpu {
             nic: nic.clone(),
             rung: rung.to_string(),
         };
-        let refused = |refused: &crate::memory::RungRefused| GpuWayRefused {
-            nic: refused.nic.clone(),
-            rung: refused.rung.to_string(),
-            call: refused.call.clone(),
-            errno: refused.errno,
-            why: refused.why.clone(),
-        };
         GpuStat {
             ordinal: self.options.ordinal,
             name: attributes.name.clone(),
@@ -174,7 +167,7 @@ impl Gpu {
             lost: false,
             way: if staged { "staging" } else { "direct" }.to_owned(),
             nics: regions.climb.rungs.iter().map(way).collect(),
-            refused: regions.climb.refused.iter().map(refused).collect(),
+            refused: regions.climb.refused.iter().map(GpuWayRefused::from).collect(),
         }
     }
 

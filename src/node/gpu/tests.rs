@@ -94,6 +94,7 @@ impl Scene {
             regions: Vec::new(),
             tier: Some(gpu.into_tier(&regions, Arc::clone(&residency))),
             reserved: Vec::new(),
+            layouts: std::collections::BTreeMap::new(),
         };
         Self { landing, residency, context, pool, arriving, leaving }
     }

@@ -129,6 +129,23 @@ fn engine_requests() -> Vec<(&'static str, Request)> {
                 blocks: moved(),
             }),
         ),
+        (
+            "publish_in_place",
+            Request::Engine(EngineRequest::Publish {
+                namespace: namespace(),
+                pulled: false,
+                layout,
+                event: Some(EngineEvent([0xe1; 64])),
+                blocks: moved(),
+            }),
+        ),
+        (
+            "withdraw",
+            Request::Engine(EngineRequest::Withdraw {
+                layout,
+                blocks: vec![BlockId(0x0a0b_0c0d), BlockId(0)],
+            }),
+        ),
     ]
 }
 

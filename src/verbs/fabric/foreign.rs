@@ -4,18 +4,12 @@ use std::sync::Arc;
 
 use super::VerbsFabric;
 use crate::fabric::{Access, FabricError, Region};
-use crate::memory::{Climb, ForeignMemory, Rung};
+use crate::memory::{Climb, ForeignFabric, ForeignMemory, Rung};
 use crate::sys::clock::coarse;
 use crate::verbs::Served;
 
-impl VerbsFabric {
-    /// Registers memory of another driver's device by the first of these rungs that each NIC takes, and
-    /// keeps it as [`crate::fabric::Fabric::register`] keeps host memory. Without a region where one
-    /// NIC takes none: the climb says which, and why.
-    ///
-    /// # Errors
-    /// As for [`crate::fabric::Fabric::register`]; that a NIC refuses a rung is none.
-    pub fn register_foreign(
+impl ForeignFabric for VerbsFabric {
+    fn register_foreign(
         &mut self,
         memory: &Arc<dyn ForeignMemory>,
         access: Access,
@@ -28,7 +22,9 @@ impl VerbsFabric {
         }
         Ok((region, climb))
     }
+}
 
+impl VerbsFabric {
     /// How a region of this access is registered.
     pub(super) fn served(&self, access: Access) -> Served {
         match access {
