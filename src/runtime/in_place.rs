@@ -3,9 +3,12 @@
 //! memory is registered, then a layout in it is served, then blocks of it become residents; these are
 //! withdrawn, and only then the layout is forgotten and its memory let go.
 
+use std::sync::Arc;
+
 use tokio::sync::oneshot;
 
 use super::data::{Command, DataHandle, DataThread, Stopped};
+use super::door::Imported;
 use super::mailroom::Answer;
 use crate::fabric::{Access, FabricError, Region, RegionId};
 use crate::memory::{Climb, ForeignFabric, Registrable, Rung};
@@ -26,13 +29,16 @@ pub struct ServedLayout {
     pub regions: Vec<RegionEntry>,
     /// Its tensors; an allocation is a place in the list of regions.
     pub tensors: Vec<TensorEntry>,
+    /// Where no card reaches its memory: what copies of its blocks are made from. It has no regions then,
+    /// and peers are not told of it.
+    pub staged: Option<Arc<Imported>>,
 }
 
 /// A landing that may serve layouts; without more, none.
 pub trait InPlace: Landing {
     /// Serves a layout from now on.
     fn serve(&mut self, layout: ServedLayout) {
-        let _ = layout;
+        drop(layout);
     }
 
     /// Serves a layout no more. No resident lies in it.
