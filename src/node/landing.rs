@@ -9,7 +9,7 @@ use crate::fabric::{Region, RegionId, RegisteredSpan};
 use crate::layout::BlockId;
 use crate::limits;
 use crate::memory::Reservation;
-use crate::peer::{Landing, LentLayout, Published, Settled};
+use crate::peer::{Landing, LentLayout, Pressure, Published, Settled};
 use crate::protocol::Place;
 use crate::runtime::in_place::{InPlace, ServedLayout};
 use crate::store::{Evicted, Found};
@@ -41,9 +41,20 @@ pub(super) struct NodeLanding {
     pub(super) reserved: Vec<Reservation>,
     /// Layouts of engines that blocks are published in.
     pub(super) layouts: BTreeMap<PoolId, ServedLayout>,
+    /// Most leases, and what of the memory, and of them, they may take, percent.
+    pub(super) marks: (u64, (u8, u8)),
 }
 
 impl NodeLanding {
+    /// When peers hold back: by the memory of the node's own, and what engines have opened.
+    pub(super) fn marks(&self) -> Pressure {
+        let own = MemoryKind::ALL.map(|kind| self.residency.usage(kind).bytes);
+        let engines = self.layouts.values().map(|layout| layout.bytes);
+        let bytes = own.into_iter().chain(engines).fold(0, u64::saturating_add);
+        let (leases, marks) = self.marks;
+        Pressure::new(bytes, leases, marks)
+    }
+
     fn region(&self, pool: PoolId) -> Option<&Region> {
         self.regions.iter().find(|region| region.pool == pool).map(|found| &found.region)
     }
@@ -182,5 +193,9 @@ impl InPlace for NodeLanding {
 
     fn forget(&mut self, pool: PoolId) {
         self.layouts.remove(&pool);
+    }
+
+    fn pressure(&self) -> Option<Pressure> {
+        Some(self.marks())
     }
 }

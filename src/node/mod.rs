@@ -45,7 +45,7 @@ use crate::health::BreakerConfig;
 use crate::limits;
 use crate::memory::{ForeignFabric, GpuDirect, HostPool, PoolOptions};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
-use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
+use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::GpuStat;
 use crate::protocol::{RegionEntry, SecretKey};
 use crate::registry::{
@@ -64,7 +64,7 @@ use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
 use crate::sys::memory::prefer_huge_pages;
 use crate::sys::watch::Watch;
-use crate::types::{BlockKey, MemoryKind, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
+use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
 
 use fetcher::{Fetcher, FetcherParts};
@@ -366,24 +366,6 @@ where
     let fabric = transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(registered.served().map(RegionEntry::from));
-    let config = PeerConfig {
-        lease: options.lease,
-        requester: RequesterConfig {
-            lease_margin: options.lease_margin,
-            transfer_timeout: options.transfer_timeout,
-            answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
-        },
-        pressure: Pressure::new(
-            MemoryKind::ALL.map(|kind| residency.usage(kind).bytes).iter().sum(),
-            options.lease.leases_total as u64,
-            options.lease_watermarks,
-        ),
-        breaker: BreakerConfig::default(),
-    };
-    let store = Arc::clone(&residency.store);
-    let sink = Arc::clone(&residency.sink);
-    let capabilities = fabric.capabilities();
-    let peers = Peers::new(local, config, capabilities, store, sink)?;
     let gpu = gpu.zip(registered.gpu.as_ref());
     let known = gpu.as_ref().map(|(gpu, regions)| (gpu.stat(regions), gpu.shadows()));
     let landing = NodeLanding {
@@ -392,7 +374,22 @@ where
         regions: registered.pools,
         reserved: Vec::new(),
         layouts: BTreeMap::new(),
+        marks: (options.lease.leases_total as u64, options.lease_watermarks),
     };
+    let config = PeerConfig {
+        lease: options.lease,
+        requester: RequesterConfig {
+            lease_margin: options.lease_margin,
+            transfer_timeout: options.transfer_timeout,
+            answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
+        },
+        pressure: landing.marks(),
+        breaker: BreakerConfig::default(),
+    };
+    let store = Arc::clone(&residency.store);
+    let sink = Arc::clone(&residency.sink);
+    let capabilities = fabric.capabilities();
+    let peers = Peers::new(local, config, capabilities, store, sink)?;
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
     Ok(StartedData { handle, thread, transport: capabilities.transport, gpu: known })

@@ -362,7 +362,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                     let registered = self.register(&memory, rungs);
                     self.tell(Answer::Registered(answer, registered));
                 }
-                Command::Serve { layout } => self.landing.serve(layout),
+                Command::Serve { layout } => self.serve(layout),
                 Command::Withdraw { residents, answer } => self.withdraw(residents, answer, now),
                 Command::LetGo { layouts, regions, answer } => {
                     self.let_go(&layouts, &regions, answer);

@@ -12,7 +12,7 @@ use super::door::Imported;
 use super::mailroom::Answer;
 use crate::fabric::{Access, FabricError, Region, RegionId};
 use crate::memory::{Climb, ForeignFabric, Registrable, Rung};
-use crate::peer::{Landing, WithdrawalId};
+use crate::peer::{Landing, Pressure, WithdrawalId};
 use crate::protocol::{RegionEntry, TensorEntry};
 use crate::types::{PoolId, ResidentId, Timestamp};
 
@@ -25,6 +25,8 @@ pub struct ServedLayout {
     pub number: u32,
     /// Its blocks.
     pub blocks: u32,
+    /// Logical bytes of all of them.
+    pub bytes: u64,
     /// The regions that its tensors lie in.
     pub regions: Vec<RegionEntry>,
     /// Its tensors; an allocation is a place in the list of regions.
@@ -44,6 +46,11 @@ pub trait InPlace: Landing {
     /// Serves a layout no more. No resident lies in it.
     fn forget(&mut self, pool: PoolId) {
         let _ = pool;
+    }
+
+    /// The marks for the memory that it serves now; `None` where they stay as they are.
+    fn pressure(&self) -> Option<Pressure> {
+        None
     }
 }
 
@@ -152,6 +159,18 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
         }
     }
 
+    pub(super) fn serve(&mut self, layout: ServedLayout) {
+        self.landing.serve(layout);
+        self.move_marks();
+    }
+
+    /// What an engine opened to peers is memory that leases may take, as long as it is open.
+    fn move_marks(&mut self) {
+        if let Some(pressure) = self.landing.pressure() {
+            self.peers.set_pressure(pressure);
+        }
+    }
+
     pub(super) fn withdraw(
         &mut self,
         residents: Vec<ResidentId>,
@@ -180,6 +199,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
         answer: oneshot::Sender<()>,
     ) {
         layouts.iter().for_each(|pool| self.landing.forget(*pool));
+        self.move_marks();
         regions.iter().for_each(|region| self.fabric.deregister(*region));
         self.tell(Answer::Done(answer));
     }

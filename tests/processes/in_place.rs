@@ -95,7 +95,7 @@ fn travels(over: &[&str]) {
     }
     drop(held);
     // Nobody has them here any more, and the registry knows.
-    assert!(at_prefill.flush(PATIENCE).unwrap());
+    assert!(at_prefill.flush(PATIENCE).unwrap() && at_decode.flush(PATIENCE).unwrap());
     let none = Counts { not_found: blocks.len(), ..Counts::default() };
     assert_eq!(read(&at_prefill, &blocks, Source::Here), none);
     assert_eq!(read(&at_prefill, &blocks, Source::Anywhere), all, "from where they were read to");
@@ -171,12 +171,12 @@ fn blocks_that_are_taken_back_and_overwritten_while_peers_read_are_never_read_wr
     // What a reader gets is what was published, or nothing: `read` compares the bytes. It reads each set
     // from its publication on, while that is taken back and overwritten.
     let reads = thread::scope(|scope| {
-        let reading = scope.spawn(|| {
+        let (sets, readers) = (&sets, [&at_one, &at_two]);
+        let reading = scope.spawn(move || {
             let mut counts = Counts::default();
             while let Ok(turn) = turn.recv() {
-                let set: &Blocks = &sets[usize::try_from(turn).unwrap()];
-                for client in [&at_one, &at_two] {
-                    let got = read(client, set, from);
+                for client in readers {
+                    let got = read(client, &sets[turn], from);
                     counts.ready += got.ready;
                     counts.not_found += got.not_found;
                     counts.failed += got.failed;

@@ -95,6 +95,7 @@ impl Scene {
             tier: Some(gpu.into_tier(&regions, Arc::clone(&residency))),
             reserved: Vec::new(),
             layouts: std::collections::BTreeMap::new(),
+            marks: (1, (100, 100)),
         };
         Self { landing, residency, context, pool, arriving, leaving }
     }

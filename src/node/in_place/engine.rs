@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::Open;
 use crate::fabric::Region;
@@ -15,12 +16,17 @@ use crate::layout::{AllocationId, BlockId, Tensor};
 use crate::memory::Climb;
 use crate::node::Inner;
 use crate::node::residency::Admitted;
+use crate::node::transport::PeerAddress;
 use crate::protocol::door::{LayoutId, MovedBlock, PublishOutcome};
 use crate::protocol::{RegionEntry, TensorEntry};
+use crate::runtime::data::{DataHandle, Stopped};
 use crate::runtime::door::{Imported, InPlace};
 use crate::runtime::in_place::{NotRegistered, ServedLayout};
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentCause, ResidentId};
+
+/// How long one waits who finds the data thread's box of orders full.
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
 
 /// An engine, as the node knows what it published.
 #[derive(Debug, Default)]
@@ -159,6 +165,7 @@ impl Inner {
             TensorEntry::from(&Tensor { allocation, ..*tensor })
         };
         let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
+        let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
         let open = Arc::new(Open {
             imported,
             staged: staged.is_some(),
@@ -170,7 +177,7 @@ impl Inner {
             .in_place
             .number(&open)
             .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
-        let served = ServedLayout { pool, number, blocks, regions, tensors, staged };
+        let served = ServedLayout { pool, number, blocks, bytes, regions, tensors, staged };
         if let Err(stopped) = self.data.serve(served) {
             self.in_place.free(pool);
             return Err(refused(&stopped));
@@ -279,8 +286,7 @@ impl Inner {
             return 0;
         }
         let residents: Vec<ResidentId> = found.iter().map(|(.., resident)| *resident).collect();
-        // Without its data thread a node serves nobody.
-        self.data.withdraw(residents).await.ok();
+        self.surely(|data| data.withdraw(residents.clone())).await;
         let mut count = 0;
         {
             let mut state = lock(&engine.state);
@@ -297,6 +303,17 @@ impl Inner {
         count
     }
 
+    /// Has the data thread do what must not stay undone, once it has room for the order. Without the
+    /// thread a node serves nobody.
+    async fn surely<'a, A>(&'a self, order: impl Fn(&'a DataHandle<PeerAddress>) -> A)
+    where
+        A: Future<Output = Result<(), Stopped>>,
+    {
+        while order(&self.data).await.is_err() && self.data.is_alive() {
+            tokio::time::sleep(ROOM_PAUSE).await;
+        }
+    }
+
     /// Takes back all that an engine has published, and lets go of its memory.
     pub(in crate::node) async fn clear(&self, engine: &Engine) {
         self.withdraw_from(engine, &engine.published()).await;
@@ -306,8 +323,8 @@ impl Inner {
         let regions: Vec<_> = ways.0.values().map(|(region, _)| region.id).collect();
         ways.0.clear();
         if !(pools.is_empty() && regions.is_empty()) {
-            // As above. What the data thread has of their memory is not the last of it.
-            self.data.let_go(pools.clone(), regions).await.ok();
+            // What the data thread has of their memory is not the last of it.
+            self.surely(|data| data.let_go(pools.clone(), regions.clone())).await;
         }
         pools.iter().for_each(|pool| self.in_place.free(*pool));
     }
