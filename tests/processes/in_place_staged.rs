@@ -14,9 +14,6 @@ use crate::support::{
     Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, node_id, read, save, until,
 };
 
-/// Copies of rows, and of what lies in one piece.
-const COPIES: [&str; 2] = ["cuMemcpy2DAsync_v2", "cuMemcpyDtoHAsync_v2"];
-
 /// A node with a GPU, and one that reads from it over the network.
 fn pair(cluster: &Cluster, arguments: &[&str]) -> (Process, Process, Process) {
     let registry = cluster.registry("registry", &[]).unwrap();
@@ -25,10 +22,6 @@ fn pair(cluster: &Cluster, arguments: &[&str]) -> (Process, Process, Process) {
     let holder = cluster.node("holder", address, &[&gpu, arguments].concat()).unwrap();
     let reader = cluster.node("reader", address, &["--no-shm"]).unwrap();
     (registry, holder, reader)
-}
-
-fn copies(standin: &StandIn) -> u64 {
-    COPIES.iter().map(|call| standin.calls(call)).sum()
 }
 
 /// Publishes all blocks, which fill the first part of the engine's cache.
@@ -68,9 +61,10 @@ fn gpu_memory_that_no_card_reaches_is_read_as_copies() {
         let stat = client.stat().unwrap().in_place;
         assert_eq!((stat.blocks, stat.layouts.len()), (blocks.len() as u64, 1));
         assert_eq!((stat.layouts[0].way.as_str(), stat.refused.len()), ("staging", 0), "{stat:?}");
-        let copied = copies(&standin);
+        standin.log();
         assert_eq!(read(&at_reader, &blocks, from), Counts::all_ready(blocks.len()));
-        assert!(copies(&standin) > copied, "what is lent is a copy");
+        let copied = |line: &String| line.starts_with("ran cuMemcpy");
+        assert!(standin.logged().iter().any(copied), "what is lent is a copy");
         assert_rank(&at_holder, &blocks, 2);
         assert_eq!(read(&at_holder, &blocks, Source::Here), Counts::all_ready(blocks.len()));
         assert_eq!(engine.imported.withdraw(&numbers(&moved)[..8]).unwrap(), 8);
