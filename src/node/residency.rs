@@ -238,7 +238,9 @@ impl Residency {
     /// Evicts what is in the memory of a GPU that is lost, but for what is pinned: for who cannot wait
     /// until the reclaimer has. Takes as long as there are residents.
     pub(super) fn evict_lost(&self) {
-        while self.device_is_lost() && self.evict(MemoryKind::Device, VICTIMS_PER_STEP) > 0 {}
+        while self.device_is_lost() && self.evict(MemoryKind::Device, reclaim::VICTIMS_PER_STEP) > 0
+        {
+        }
     }
 
     pub(super) fn device_is_lost(&self) -> bool {

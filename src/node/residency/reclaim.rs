@@ -5,7 +5,7 @@ use crate::runtime::reclaim::{Reclaim, Reclaimed};
 use crate::types::MemoryKind;
 
 /// Victims of one step of the reclaimer.
-const VICTIMS_PER_STEP: usize = 64;
+pub(super) const VICTIMS_PER_STEP: usize = 64;
 
 impl Residency {
     fn reclaim_from(&self, kind: MemoryKind) -> Reclaimed {
