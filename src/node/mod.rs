@@ -43,7 +43,7 @@ use crate::event::EventSink;
 use crate::fabric::Fabric;
 use crate::health::BreakerConfig;
 use crate::limits;
-use crate::memory::{ForeignFabric, GpuDirect, HostPool, PoolOptions};
+use crate::memory::{ForeignFabric, HostPool, PoolOptions};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::GpuStat;
@@ -201,7 +201,6 @@ impl Node {
             clock,
             sink,
         }));
-        let direct = options.gpu.map_or(GpuDirect::Auto, |gpu| gpu.direct);
         let inner = Arc::new(Inner {
             identity,
             requester,
@@ -213,7 +212,7 @@ impl Node {
             announcer: announcer.handle(),
             names: Mutex::default(),
             imports,
-            in_place: Layouts::new(direct.direct(), stages, options.lease_windows),
+            in_place: Layouts::new(&options, stages),
             copies: Copies::default(),
             gpu,
             clock,

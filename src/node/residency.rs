@@ -18,12 +18,9 @@ use crate::registry::Partition;
 use crate::registry::announcing::Digests;
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
-use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
+use crate::runtime::reclaim::ReclaimWaker;
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
 use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause};
-
-/// Victims of one step of the reclaimer.
-const VICTIMS_PER_STEP: usize = 64;
 
 /// Slots of one step of a count: less than a tenth of a millisecond.
 const SLOTS_PER_STEP: u32 = 4_096;
@@ -241,7 +238,9 @@ impl Residency {
     /// Evicts what is in the memory of a GPU that is lost, but for what is pinned: for who cannot wait
     /// until the reclaimer has. Takes as long as there are residents.
     pub(super) fn evict_lost(&self) {
-        while self.device_is_lost() && self.evict(MemoryKind::Device, VICTIMS_PER_STEP) > 0 {}
+        while self.device_is_lost() && self.evict(MemoryKind::Device, reclaim::VICTIMS_PER_STEP) > 0
+        {
+        }
     }
 
     pub(super) fn device_is_lost(&self) -> bool {
@@ -458,46 +457,7 @@ impl Residency {
     }
 }
 
-impl Residency {
-    fn reclaim_from(&self, kind: MemoryKind) -> Reclaimed {
-        // The goal is fixed at the start: from above the high mark down to the low one.
-        let excess = self.excess(kind);
-        if excess == 0 {
-            return Reclaimed::Enough;
-        }
-        let goal = self.usage(kind).used.saturating_sub(excess);
-        // The first victim tells how large they are; the store is not walked to find out.
-        let mut typical = excess;
-        while let left = self.usage(kind).used.saturating_sub(goal)
-            && left > 0
-        {
-            // As many as are needed if all are as large as the last ones, so that none goes in vain.
-            let victims = usize::try_from(left.div_ceil(typical)).unwrap_or(usize::MAX);
-            let victims = victims.min(VICTIMS_PER_STEP);
-            let freed = self.evict(kind, victims);
-            if freed == 0 && kind == MemoryKind::Device && self.device_is_lost() {
-                // What a lost GPU's copies own never comes back: no reason to look again at once.
-                return Reclaimed::Enough;
-            }
-            if freed == 0 {
-                return Reclaimed::Stuck;
-            }
-            typical = (freed / victims as u64).max(1);
-        }
-        Reclaimed::Some
-    }
-}
-
-impl Reclaim for Residency {
-    fn reclaim(&self) -> Reclaimed {
-        match MemoryKind::EVICTABLE.map(|kind| self.reclaim_from(kind)) {
-            found if found.contains(&Reclaimed::Some) => Reclaimed::Some,
-            found if found.contains(&Reclaimed::Stuck) => Reclaimed::Stuck,
-            _ => Reclaimed::Enough,
-        }
-    }
-}
-
+mod reclaim;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;

@@ -305,6 +305,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
         let kept = blocks(&name);
         let mut engine = engine_process(&holder, &name);
         until("it has published", || in_place(&at_holder).0 >= 16);
+        assert!(at_holder.flush(PATIENCE).unwrap());
         let moved = at(&kept, |at| at);
         let outcomes = thread::scope(|scope| {
             let reading = scope.spawn(|| peer.imported.load(&namespace(), &moved, from).unwrap());
@@ -345,6 +346,7 @@ fn a_hanging_reader_keeps_no_memory_of_a_killed_engine() {
     let kept = blocks("kept");
     let mut engine = engine_process(&holder, "kept");
     until("it has published", || in_place(&at_holder).0 >= 16);
+    assert!(at_holder.flush(PATIENCE).unwrap());
     let from = Source::From(node_id(&at_holder));
     thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &kept, from));

@@ -154,6 +154,7 @@ fn a_killed_engines_gpu_memory_is_closed_once_no_card_reads_it() {
     let from = Source::From(node_id(&at_holder));
     let mut engine = test_process("in_place_gpu::an_engine_for_ever", &told);
     until("it has published", || at_holder.stat().unwrap().in_place.blocks == 16);
+    assert!(at_holder.flush(PATIENCE).unwrap());
     let counts = std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &kept, from));
         until("it lends, or has lent", || is_lending(&at_holder) || reading.is_finished());

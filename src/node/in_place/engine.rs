@@ -117,10 +117,11 @@ impl Inner {
         let namespace = namespace.id();
         let key = |moved: &MovedBlock| BlockKey { namespace, hash: moved.hash };
         let blocks: Vec<_> = blocks.iter().map(|moved| (moved.block, key(moved))).collect();
-        if let Some(why) = lock(&engine.state).conflict(id, &blocks) {
-            return Err(why);
+        let conflict = lock(&engine.state).conflict(id, &blocks);
+        match conflict {
+            Some(why) => Err(why),
+            None => Ok(Opened { engine, layout: id, stored_before }),
         }
-        Ok(Opened { engine, layout: id, stored_before })
     }
 
     /// Registers the memory of a layout and serves it, where that has not been done.

@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::layout::BlockId;
-use crate::memory::{Climb, Rung};
+use crate::memory::{Climb, GpuDirect, Rung};
+use crate::node::options::NodeOptions;
 use crate::protocol::door::DeviceUuid;
 use crate::protocol::door::stat::{GpuWayRefused, GpuWayStat, InPlaceStat, LayoutStat};
 use crate::runtime::door::Imported;
@@ -72,15 +73,17 @@ pub(super) struct Layouts {
 }
 
 impl Layouts {
-    pub(super) fn new(rungs: &'static [Rung], stages: Option<Stages>, lease_windows: bool) -> Self {
+    pub(super) fn new(options: &NodeOptions, stages: Option<Stages>) -> Self {
+        // Where the node has a GPU of its own it was told which ways to take.
+        let direct = options.gpu.map_or(GpuDirect::Auto, |gpu| gpu.direct);
         let never = "leases have keys of their own on this node (--lease-windows), and a block in \
                      pieces cannot have one";
         Self {
             open: Mutex::default(),
             next: AtomicU32::new(0),
-            rungs,
+            rungs: direct.direct(),
             stages,
-            never: lease_windows.then_some(never),
+            never: options.lease_windows.then_some(never),
             refused: Mutex::default(),
         }
     }

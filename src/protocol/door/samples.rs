@@ -62,6 +62,7 @@ pub(super) fn requests() -> Vec<(&'static str, Request)> {
     ]
     .into_iter()
     .chain(engine_requests())
+    .chain(in_place_requests())
     .collect()
 }
 
@@ -129,6 +130,13 @@ fn engine_requests() -> Vec<(&'static str, Request)> {
                 blocks: moved(),
             }),
         ),
+    ]
+}
+
+/// What an engine asks about blocks that peers read where they lie.
+fn in_place_requests() -> Vec<(&'static str, Request)> {
+    let layout = LayoutId(0x0102);
+    vec![
         (
             "publish_in_place",
             Request::Engine(EngineRequest::Publish {
