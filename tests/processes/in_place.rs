@@ -284,6 +284,32 @@ fn files(process: &Process) -> usize {
     fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count()
 }
 
+/// Memory that drivers of a process hold fast, kilobytes: what it has registered with a NIC.
+fn pinned(process: &Process) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+/// What an engine leaves behind where it does: files, and pinned memory.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    files: usize,
+    pinned: u64,
+}
+
+impl Left {
+    fn of(process: &Process) -> Self {
+        Self { files: files(process), pinned: pinned(process) }
+    }
+
+    /// Waits until a process has no more than this.
+    fn assert_most(self, process: &Process) {
+        until("files are closed", || files(process) <= self.files);
+        until("registrations are ended", || pinned(process) <= self.pinned);
+    }
+}
+
 /// Rounds of an engine that is killed.
 const ROUNDS: usize = 3;
 
@@ -299,7 +325,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let peer = Engine::new(&at_reader, &by_blocks());
     let from = Source::From(node_id(&at_holder));
-    let mut most = usize::MAX;
+    let mut first = None;
     for round in 0..ROUNDS {
         let name = format!("round {round}");
         let kept = blocks(&name);
@@ -327,10 +353,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
         assert_at_rest("holder", &at_holder);
         assert_at_rest("reader", &at_reader);
         // The first round brings what stays: the connection between the two.
-        until("its files are closed", || files(&holder) <= most);
-        if round == 0 {
-            most = files(&holder);
-        }
+        first.get_or_insert_with(|| Left::of(&holder)).assert_most(&holder);
     }
 }
 
@@ -376,7 +399,7 @@ fn engines_that_come_and_go_leave_nothing_behind() {
     );
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let from = Source::From(node_id(&at_holder));
-    let mut most = usize::MAX;
+    let mut first = None;
     for visit in 0..VISITS {
         let client = holder.client().unwrap();
         let engine = Engine::new(&client, &by_layers());
@@ -387,10 +410,7 @@ fn engines_that_come_and_go_leave_nothing_behind() {
         assert_eq!(read(&at_reader, &set, from), Counts::all_ready(set.len()), "visit {visit}");
         drop(client);
         until("it is gone", || in_place(&at_holder) == (0, 0) && caches(&holder) == 0);
-        until("its files are closed", || files(&holder) <= most);
-        if visit == 0 {
-            most = files(&holder);
-        }
+        first.get_or_insert_with(|| Left::of(&holder)).assert_most(&holder);
     }
     assert_at_rest("holder", &at_holder);
     assert_at_rest("reader", &at_reader);
