@@ -154,8 +154,9 @@ fn a_node_with_small_pools_lends_as_much_as_its_engines_have() {
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
+    let small = ["--pool", "256KiB", "--lease-bytes", "4MiB"];
     let (holder, reader) = (
-        cluster.node("holder", address, &["--pool", "256KiB"]).unwrap(),
+        cluster.node("holder", address, &small).unwrap(),
         cluster.node("reader", address, &[]).unwrap(),
     );
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
