@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::Mapping;
-use crate::fabric::{Access, Fabric, FabricError, Region};
+use crate::fabric::{Access, Fabric, FabricError, Region, RegionId};
 use crate::protocol::door::stat::GpuWayRefused;
 
 /// A way for a card's bytes into a device's memory, best first.
@@ -199,20 +199,51 @@ pub enum Registrable {
     Foreign(Arc<dyn ForeignMemory>),
 }
 
-/// A fabric that may have a way into memory of other drivers' devices.
+/// Pins memory with a fabric's cards, on any thread, by the first of these rungs that each one takes where
+/// it is another driver's. Nothing is pinned where one card takes none, or where there are no cards: the
+/// climb says which, and why.
+pub type Pinner<P> =
+    Box<dyn Fn(&Registrable, &[Rung]) -> Result<(Option<P>, Climb), FabricError> + Send>;
+
+/// A fabric that registers memory in two steps, of which one may be taken on another thread, and that may
+/// have a way into memory of other drivers' devices.
+///
+/// To register memory is to pin its pages, and so takes as long as there are pages: too long for the
+/// thread that polls a fabric at work.
 pub trait ForeignFabric: Fabric<Memory = Mapping> {
-    /// Registers such memory by the first of these rungs that each card takes, and keeps it as
-    /// [`Fabric::register`] keeps host memory. Without a region where one card takes none, or where
-    /// there are no cards: the climb says which, and why.
+    /// Memory that cards have pinned, and that nobody can name yet. Let go when dropped, which takes as
+    /// long again.
+    type Pinned: Send + 'static;
+
+    /// What pins memory for [`Self::adopt`]. Its errors are those of [`Fabric::register`]; that a card
+    /// refuses a rung is none.
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned>;
+
+    /// Makes a region of pinned memory, at once, and keeps it as [`Fabric::register`] does.
     ///
     /// # Errors
-    /// As for [`Fabric::register`]; that a card refuses a rung is none.
+    /// [`FabricError::Limit`] beyond [`crate::limits::REGIONS_MAX`].
+    fn adopt(&mut self, pinned: Self::Pinned) -> Result<Region, FabricError>;
+
+    /// [`Fabric::deregister`], but for what takes as long as there are pages: that is done when the
+    /// answer is dropped, and until then peers that know the region's key may read there.
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned>;
+
+    /// Registers another driver's memory, in one step.
+    ///
+    /// # Errors
+    /// As for [`Fabric::register`].
     fn register_foreign(
         &mut self,
         memory: &Arc<dyn ForeignMemory>,
         access: Access,
         rungs: &[Rung],
-    ) -> Result<(Option<Region>, Climb), FabricError>;
+    ) -> Result<(Option<Region>, Climb), FabricError> {
+        let pin = self.pinner(access);
+        let (pinned, climb) = pin(&Registrable::Foreign(Arc::clone(memory)), rungs)?;
+        let region = pinned.map(|pinned| self.adopt(pinned)).transpose()?;
+        Ok((region, climb))
+    }
 }
 
 /// How a range came to be registered with each card.
