@@ -9,6 +9,8 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
+use crate::sys::pci::Nearness;
+
 /// A way for a card's bytes into a device's memory, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rung {
@@ -180,6 +182,9 @@ pub struct Climb {
     pub rungs: Vec<(String, Rung)>,
     /// What was refused before, in the order tried.
     pub refused: Vec<RungRefused>,
+    /// Each card, and whether it is among those nearest to the memory's device. READs take these where
+    /// cards reach the memory itself; staging memory, which is the host's, is as near to all.
+    pub near: Vec<(String, Nearness)>,
 }
 
 impl Climb {
@@ -210,7 +215,7 @@ mod tests {
     fn a_climb_is_direct_where_every_card_is() {
         let on = |rungs: &[Rung]| Climb {
             rungs: rungs.iter().map(|rung| ("nic".to_owned(), *rung)).collect(),
-            refused: Vec::new(),
+            ..Climb::default()
         };
         assert!(on(&[Rung::DmaBuf, Rung::Peermem]).is_direct());
         assert!(!on(&[Rung::DmaBuf, Rung::Staging]).is_direct());

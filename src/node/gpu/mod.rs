@@ -155,9 +155,12 @@ impl Gpu {
         }
         let staged = regions.direct.is_none();
         tracing::info!(gpu = %attributes.name, pci = %attributes.pci, staged, "GPU memory");
-        let way = |(nic, rung): &(String, crate::memory::Rung)| GpuWayStat {
-            nic: nic.clone(),
-            rung: rung.to_string(),
+        let way = |(nic, rung): &(String, crate::memory::Rung)| {
+            let near = regions.climb.near.iter().find(|(other, _)| other == nic);
+            let (near, near_why) = near.map(|(_, it)| (it.near, it.why.clone())).unzip();
+            let (near, near_why) = (near.unwrap_or_default(), near_why.unwrap_or_default());
+            tracing::info!(nic, %rung, near, why = near_why, "a NIC's way into the GPU's memory");
+            GpuWayStat { nic: nic.clone(), rung: rung.to_string(), near, near_why }
         };
         let refused = |refused: &crate::memory::RungRefused| GpuWayRefused {
             nic: refused.nic.clone(),

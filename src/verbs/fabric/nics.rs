@@ -12,8 +12,9 @@ use super::near::NicSet;
 use crate::fabric::FabricError;
 use crate::limits::{NICS_MAX, READ_BYTES_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::Library;
+use crate::sys::pci::{self, Nearness};
+use crate::sys::rdma_sysfs;
 use crate::sys::root::HostRoot;
-use crate::sys::{pci, rdma_sysfs};
 use crate::verbs::{Context, VerbsError};
 
 /// Longest READ where there are several NICs: a span must be cut to be read by more than one, and a
@@ -105,19 +106,22 @@ impl Nics {
     }
 
     /// The NICs over which memory of the PCI device at this address goes: those that the configuration
-    /// names, else the nearest ones by sysfs.
-    pub(super) fn near(&self, pci: Option<&str>) -> NicSet {
+    /// names, else the nearest ones by sysfs. And for each one, by name, whether it is and why.
+    pub(super) fn near(&self, pci: Option<&str>) -> (NicSet, Vec<(String, Nearness)>) {
         let names: Vec<&str> = self.devices.iter().map(Device::name).collect();
-        let near: Vec<bool> = match pci {
+        let all = |near, why: &str| Nearness { near, why: why.to_owned() };
+        let near: Vec<Nearness> = match pci {
             _ if !self.gpu.is_empty() => {
-                names.iter().map(|name| self.gpu.iter().any(|it| it == name)).collect()
+                let is_named = |name: &&str| self.gpu.iter().any(|it| it == name);
+                let why = |named| if named { "--gpu-nics" } else { "--gpu-nics names others" };
+                names.iter().map(is_named).map(|named| all(named, why(named))).collect()
             }
             Some(address) => pci::nearest(&HostRoot::host(), address, &names),
-            None => return NicSet::ALL,
+            None => vec![all(true, "the GPU has no place on the PCI bus"); names.len()],
         };
-        let chosen: Vec<_> = names.iter().zip(&near).filter(|(_, near)| **near).collect();
-        tracing::info!(?pci, nics = ?chosen, "RDMA devices for GPU memory");
-        NicSet::of(near)
+        let set = NicSet::of(near.iter().map(|it| it.near));
+        let set = if near.iter().all(|it| it.near) { NicSet::ALL } else { set };
+        (set, names.into_iter().map(ToOwned::to_owned).zip(near).collect())
     }
 
     pub(super) fn get(&self, nic: u8) -> Option<&Device> {

@@ -133,14 +133,12 @@ impl Regions {
             }
             climb.rungs.push((device.domain.context().name().to_owned(), taken));
         }
+        let (near, of_each) = nics.near(memory.pci().as_deref());
+        climb.near = of_each;
         if !climb.is_direct() {
             return Ok((None, climb));
         }
         let memory = (Kept::Foreign(Arc::clone(memory)), len);
-        let near = match &memory.0 {
-            Kept::Foreign(memory) => nics.near(memory.pci().as_deref()),
-            Kept::Mapping(_) => NicSet::ALL,
-        };
         let region = self.enter(id, (served, layout), (parts, near), memory)?;
         Ok((Some(region), climb))
     }
