@@ -185,7 +185,7 @@ fn blocks_that_find_no_room_on_the_way_out_are_busy_and_their_reader_is_told_to_
     let acquired = at_c.acquire(&namespace(), &blocks.hashes, from_b).unwrap();
     let is_ready = |block: &&Acquired<'_>| matches!(block, Acquired::Ready(_));
     let ready = acquired.iter().filter(is_ready).count();
-    assert!((4..32).contains(&ready), "as many as staging holds, and again: {acquired:?}");
+    assert!(ready < 32, "no more than staging holds, and once again: {acquired:?}");
     let waits = BusyReason::Owner(LendRefusal::Staging);
     let others = acquired.iter().filter(|block| !is_ready(block));
     assert!(others.clone().all(|block| matches!(block, Acquired::Busy(why) if *why == waits)));
