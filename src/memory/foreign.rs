@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use super::Mapping;
 use crate::fabric::{Access, Fabric, FabricError, Region, RegionId};
-use crate::protocol::door::stat::GpuWayRefused;
+use crate::protocol::door::stat::{GpuWayRefused, GpuWayStat};
+
+use crate::sys::pci::Nearness;
 
 /// A way for a card's bytes into a device's memory, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -253,6 +255,9 @@ pub struct Climb {
     pub rungs: Vec<(String, Rung)>,
     /// What was refused before, in the order tried.
     pub refused: Vec<RungRefused>,
+    /// Each card, and whether it is among those nearest to the memory's device. READs take these where
+    /// cards reach the memory itself; staging memory, which is the host's, is as near to all.
+    pub near: Vec<(String, Nearness)>,
 }
 
 impl Climb {
@@ -261,6 +266,19 @@ impl Climb {
     #[must_use]
     pub fn is_direct(&self) -> bool {
         !self.rungs.is_empty() && self.rungs.iter().all(|(_, rung)| *rung != Rung::Staging)
+    }
+
+    /// The way of each card, as it is told.
+    pub fn ways(&self) -> impl Iterator<Item = GpuWayStat> + '_ {
+        self.rungs.iter().map(|(nic, rung)| {
+            let near = self.near.iter().find(|(other, _)| other == nic).map(|(_, near)| near);
+            GpuWayStat {
+                nic: nic.clone(),
+                rung: rung.to_string(),
+                near: near.is_some_and(|it| it.near),
+                near_why: near.map(|it| it.why.clone()).unwrap_or_default(),
+            }
+        })
     }
 
     /// What was refused, in one sentence's part.
@@ -293,7 +311,7 @@ mod tests {
     fn a_climb_is_direct_where_every_card_is() {
         let on = |rungs: &[Rung]| Climb {
             rungs: rungs.iter().map(|rung| ("nic".to_owned(), *rung)).collect(),
-            refused: Vec::new(),
+            ..Climb::default()
         };
         assert!(on(&[Rung::DmaBuf, Rung::Peermem]).is_direct());
         assert!(!on(&[Rung::DmaBuf, Rung::Staging]).is_direct());
