@@ -10,7 +10,7 @@ use kvrail::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
     Region, RegionId, RemoteSpan, Wake, WindowId,
 };
-use kvrail::memory::Mapping;
+use kvrail::memory::{Climb, ForeignFabric, ForeignMemory, Mapping, Rung};
 use kvrail::verbs::VerbsFabric;
 
 /// Nanoseconds since a moment that all threads of this process share.
@@ -122,6 +122,17 @@ impl Timed {
         if marks.len() < marks.capacity() {
             marks.push((nanos(), mark));
         }
+    }
+}
+
+impl ForeignFabric for Timed {
+    fn register_foreign(
+        &mut self,
+        memory: &Arc<dyn ForeignMemory>,
+        access: Access,
+        rungs: &[Rung],
+    ) -> Result<(Option<Region>, Climb), FabricError> {
+        self.fabric.register_foreign(memory, access, rungs)
     }
 }
 

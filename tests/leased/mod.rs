@@ -18,7 +18,7 @@ use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan};
 use kvrail::health::BreakerConfig;
 use kvrail::lease::LeaseConfig;
 use kvrail::limits::ENDED_LEASES_MAX;
-use kvrail::memory::{ForeignFabric, HostPool, Mapping, PoolOptions, Reservation};
+use kvrail::memory::{ForeignFabric, HostPool, PoolOptions, Reservation};
 use kvrail::peer::{
     FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
 };

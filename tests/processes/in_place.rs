@@ -149,6 +149,32 @@ fn what_cannot_be_published_is_refused_with_the_reason() {
     assert_at_rest("node", &other);
 }
 
+#[test]
+fn a_node_with_small_pools_lends_as_much_as_its_engines_have() {
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let small = ["--pool", "256KiB", "--lease-bytes", "4MiB"];
+    let (holder, reader) = (
+        cluster.node("holder", address, &small).unwrap(),
+        cluster.node("reader", address, &[]).unwrap(),
+    );
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let engine = Engine::new(&at_holder, &by_layers());
+    let all = Blocks::new("more than the pools", BLOCKS, crate::engine_memory::BLOCK);
+    let moved = at(&all, |at| at);
+    engine.fill_all(&all, &moved);
+    publish(&engine, &at_holder, &moved);
+    let from = Source::From(node_id(&at_holder));
+    assert_eq!(read(&at_reader, &all, from), Counts::all_ready(all.len()));
+    // What the node copies for its own readers is bound by its pools.
+    let here = read(&at_holder, &all, Source::Here);
+    assert!(here.ready > 0 && here.busy > 0 && here.ready + here.busy == all.len(), "{here:?}");
+    assert_eq!(engine.imported.withdraw(&numbers(&moved)).unwrap(), BLOCKS);
+    assert_at_rest("holder", &at_holder);
+    assert_at_rest("reader", &at_reader);
+}
+
 /// Sets of blocks that are published one after the other where the last one was.
 const TURNS: u32 = 12;
 
@@ -284,6 +310,32 @@ fn files(process: &Process) -> usize {
     fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count()
 }
 
+/// Memory that drivers of a process hold fast, kilobytes: what it has registered with a NIC.
+fn pinned(process: &Process) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+/// What an engine leaves behind where it does: files, and pinned memory.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    files: usize,
+    pinned: u64,
+}
+
+impl Left {
+    fn of(process: &Process) -> Self {
+        Self { files: files(process), pinned: pinned(process) }
+    }
+
+    /// Waits until a process has no more than this.
+    fn assert_most(self, process: &Process) {
+        until("files are closed", || files(process) <= self.files);
+        until("registrations are ended", || pinned(process) <= self.pinned);
+    }
+}
+
 /// Rounds of an engine that is killed.
 const ROUNDS: usize = 3;
 
@@ -299,7 +351,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let peer = Engine::new(&at_reader, &by_blocks());
     let from = Source::From(node_id(&at_holder));
-    let mut most = usize::MAX;
+    let mut first = None;
     for round in 0..ROUNDS {
         let name = format!("round {round}");
         let kept = blocks(&name);
@@ -327,10 +379,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
         assert_at_rest("holder", &at_holder);
         assert_at_rest("reader", &at_reader);
         // The first round brings what stays: the connection between the two.
-        until("its files are closed", || files(&holder) <= most);
-        if round == 0 {
-            most = files(&holder);
-        }
+        first.get_or_insert_with(|| Left::of(&holder)).assert_most(&holder);
     }
 }
 
@@ -376,7 +425,7 @@ fn engines_that_come_and_go_leave_nothing_behind() {
     );
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let from = Source::From(node_id(&at_holder));
-    let mut most = usize::MAX;
+    let mut first = None;
     for visit in 0..VISITS {
         let client = holder.client().unwrap();
         let engine = Engine::new(&client, &by_layers());
@@ -387,10 +436,7 @@ fn engines_that_come_and_go_leave_nothing_behind() {
         assert_eq!(read(&at_reader, &set, from), Counts::all_ready(set.len()), "visit {visit}");
         drop(client);
         until("it is gone", || in_place(&at_holder) == (0, 0) && caches(&holder) == 0);
-        until("its files are closed", || files(&holder) <= most);
-        if visit == 0 {
-            most = files(&holder);
-        }
+        first.get_or_insert_with(|| Left::of(&holder)).assert_most(&holder);
     }
     assert_at_rest("holder", &at_holder);
     assert_at_rest("reader", &at_reader);
