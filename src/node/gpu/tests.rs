@@ -6,6 +6,7 @@
 mod cuda_standin;
 
 mod in_place;
+mod steady;
 
 use std::time::Duration;
 
