@@ -267,10 +267,9 @@ impl Tier {
             self.lose(&error);
             return true;
         }
-        matches!(
-            self.leaving.get(&source_of(&extent)),
-            Some(Leaving { copy: LeavingCopy::Ready(_), .. })
-        )
+        // The copy of an earlier tenant of this place may be there still, and is none of this one.
+        let leaving = self.leaving.get(&source_of(&extent)).filter(|it| it.resident == found.id);
+        leaving.is_some_and(|leaving| matches!(leaving.copy, LeavingCopy::Ready(_)))
     }
 
     fn begin_leaving(

@@ -212,3 +212,27 @@ fn a_lost_gpu_lends_nothing_of_an_engine_and_keeps_nothing() {
     assert_eq!(scene.landing.pause_ms(), 0);
     standin.control("");
 }
+
+#[test]
+fn the_copy_of_an_earlier_block_in_the_same_place_is_not_lent() {
+    let Some(standin) = StandIn::new() else { return };
+    let mut scene = Scene::new(&standin, false);
+    let blocks = published(&mut scene, forty_tensors());
+    let (earlier, bytes) = &blocks[7];
+    assert!(lent(&mut scene, earlier) == *bytes);
+    let store = Arc::clone(&scene.residency.store);
+    store.unpin(earlier.id).unwrap();
+    store.remove(earlier.id).unwrap();
+    let (key, origin) = (key(100), Origin::Saved { owners: None });
+    let later = store.insert(key, earlier.payload, origin, true).unwrap();
+    assert_eq!(later.id.slot, earlier.id.slot, "what the copy is kept for looks like it is in use");
+    // All calls of this turn go to other blocks.
+    scene.landing.look_again();
+    for (found, _) in &blocks[..4] {
+        scene.landing.prepare(found);
+    }
+    let copied = gathered(&standin);
+    assert!(!scene.landing.prepare(&later), "there is no copy of it");
+    assert!(lent(&mut scene, &later) == *bytes);
+    assert_eq!(gathered(&standin), copied + 40);
+}
