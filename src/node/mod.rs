@@ -41,7 +41,7 @@ use crate::event::EventSink;
 use crate::fabric::Fabric;
 use crate::health::BreakerConfig;
 use crate::limits;
-use crate::memory::{HostPool, Mapping, PoolOptions};
+use crate::memory::{HostPool, Mapping, PoolOptions, check_room};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
 use crate::protocol::door::stat::GpuStat;
@@ -269,6 +269,7 @@ fn residency(
     clock: Clock,
     sink: Arc<dyn EventSink>,
 ) -> Result<(Residency, Option<Gpu>), NodeError> {
+    check_room(&options.pools)?;
     let pools = options.pools.iter().map(HostPool::create).collect::<Result<Vec<_>, _>>()?;
     let config = StoreConfig { capacity: options.capacity, policy: options.policy };
     let store = Arc::new(Store::new(config, Arc::clone(&sink))?);
