@@ -10,3 +10,4 @@ pub mod http;
 mod mailroom;
 pub mod reclaim;
 mod rejections;
+mod seldom;

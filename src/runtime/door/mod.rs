@@ -39,6 +39,8 @@ pub use service::{DoorService, Page, PoolHandle, Publish, ReserveError, Reserved
 pub use socket::BindError;
 
 use crate::limits;
+use crate::runtime::clock::Clock;
+use crate::runtime::seldom::Seldom;
 use socket::SocketFile;
 
 /// A pause after the system refused to accept, so that a lack of file descriptors is no busy loop.
@@ -72,6 +74,7 @@ impl Door {
         let Self { listener, file } = self;
         let mut shutdown = pin!(shutdown);
         let mut sessions = JoinSet::new();
+        let (clock, full, refused) = (Clock::start(), Seldom::default(), Seldom::default());
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
@@ -80,12 +83,15 @@ impl Door {
                     Ok((stream, _)) if sessions.len() < limits::DOOR_CLIENTS_MAX => {
                         sessions.spawn(session::run(Arc::clone(&service), stream));
                     }
-                    Ok(_) => tracing::warn!(
+                    Ok(_) if full.is_due(clock.now()) => tracing::warn!(
                         limit = limits::DOOR_CLIENTS_MAX,
                         "a local client was turned away: the door has as many as it takes"
                     ),
+                    Ok(_) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "accepting a local client failed");
+                        if refused.is_due(clock.now()) {
+                            tracing::warn!(%error, "accepting a local client failed");
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
