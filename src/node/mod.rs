@@ -189,6 +189,7 @@ impl Node {
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(FetcherParts {
             node,
+            listen,
             registry,
             data: data.clone(),
             store: Arc::clone(&residency.store),
