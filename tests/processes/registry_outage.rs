@@ -27,6 +27,26 @@ fn nodes_start_without_a_registry_and_announce_when_it_comes() {
     let _registry = port.registry(&cluster, &[]);
     until("the reader finds the blocks", || read(&at_reader, &blocks, Source::Anywhere) == all);
     assert_eq!(registry_state(&holder), "connected");
+    // Once, however often it was tried.
+    assert_eq!(holder.said().matches("no registry").count(), 1, "{}", holder.said());
+    until("its return is logged", || holder.said().contains("the registry answers again"));
+}
+
+/// The registry is there, and stat says that the node is what is wrong.
+#[test]
+fn a_second_node_of_one_identity_is_told_apart_from_an_outage() {
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let identity = ["--node-id", "0123456789abcdef0123456789abcdef"];
+    let first = cluster.node("first", address, &identity).unwrap();
+    until("it is connected", || registry_state(&first) == "connected");
+    let later = cluster.node("later", address, &identity).unwrap();
+    until("the first is refused", || registry_state(&first) == "refused");
+    assert_eq!(registry_state(&later), "connected");
+    let why = first.client().unwrap().stat().unwrap().registry.error;
+    assert!(why.contains("its own node id"), "{why}");
+    until("the log says so, too", || first.said().contains("its own node id"));
 }
 
 #[test]
