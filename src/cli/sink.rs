@@ -1,9 +1,9 @@
 //! Where a restored file goes: standard output, or a file that appears whole or not at all.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -26,6 +26,15 @@ enum Draft {
     Hidden(NamedTempFile),
 }
 
+impl Draft {
+    fn file(&self) -> &File {
+        match self {
+            Self::Nameless(file) => file,
+            Self::Hidden(file) => file.as_file(),
+        }
+    }
+}
+
 /// A file that has its name only once it is whole.
 #[derive(Debug)]
 pub(super) struct Target {
@@ -35,12 +44,14 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Begins a file that is to be named `path`; one that has the name stays until then.
+    /// Begins a file that is to be named `path`; one that has the name stays until then, and passes its
+    /// permissions on.
     pub(super) fn new(path: &Path) -> Result<Self, CliError> {
         // A link is followed: what it points to is replaced, not the link.
         let path = std::fs::canonicalize(path).unwrap_or_else(|_new| path.to_owned());
         let refuse = |why: &str| Err(CliError::usage(format_args!("{} {why}", path.display())));
-        if let Ok(found) = std::fs::metadata(&path) {
+        let old = std::fs::metadata(&path).ok();
+        if let Some(found) = &old {
             if found.is_dir() {
                 return refuse("is a directory: give -o a file");
             }
@@ -56,6 +67,12 @@ impl Target {
         let draft = draft(&directory).map_err(|error| {
             CliError::usage(format_args!("cannot write into {}: {error}", directory.display()))
         })?;
+        if let Some(found) = old {
+            // What was for a few people's eyes stays so.
+            draft.file().set_permissions(found.permissions()).map_err(|error| {
+                CliError::failed(format_args!("cannot write {}: {error}", path.display()))
+            })?;
+        }
         Ok(Self { draft, directory, path })
     }
 
@@ -74,17 +91,11 @@ impl Target {
 
 impl Write for Target {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.draft {
-            Draft::Nameless(file) => file.write(bytes),
-            Draft::Hidden(file) => file.write(bytes),
-        }
+        self.draft.file().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match &mut self.draft {
-            Draft::Nameless(file) => file.flush(),
-            Draft::Hidden(file) => file.flush(),
-        }
+        self.draft.file().flush()
     }
 }
 
@@ -92,13 +103,21 @@ fn draft(directory: &Path) -> io::Result<Draft> {
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
     match rustix::fs::open(directory, flags, Mode::from_raw_mode(MODE)) {
         Ok(file) => Ok(Draft::Nameless(file.into())),
-        Err(_no_nameless_files) => hidden().tempfile_in(directory).map(Draft::Hidden),
+        Err(_no_nameless_files) => hidden_in(directory).map(Draft::Hidden),
     }
+}
+
+/// A file in the making with a hidden name, removed unless it gets another one.
+pub(super) fn hidden_in(directory: &Path) -> io::Result<NamedTempFile> {
+    // Made here and not by `tempfile`, whose errors tell the hidden name to people.
+    hidden().make_in(directory, |path| {
+        File::options().write(true).create_new(true).mode(MODE).open(path)
+    })
 }
 
 fn hidden() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".kvrail-").permissions(Permissions::from_mode(MODE));
+    builder.prefix(".kvrail-");
     builder
 }
 
@@ -114,6 +133,9 @@ fn name(file: &File, directory: &Path, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::runtime::door::stand_in::names;
 
@@ -128,12 +150,14 @@ mod tests {
         assert_eq!(names(directory.path()), [""; 0]);
 
         std::fs::write(&path, b"old").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         let mut target = Target::new(&path).unwrap();
         target.write_all(b"whole").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
         target.keep().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"whole");
         assert_eq!(names(directory.path()), ["out"]);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
     }
 
     #[test]
@@ -156,6 +180,8 @@ mod tests {
         for path in [directory.path(), Path::new("/dev/null"), &absent] {
             let refused = Target::new(path).unwrap_err();
             assert!(matches!(refused, CliError::Usage(_)), "{refused}");
+            // Nobody has heard of the hidden file.
+            assert!(!refused.to_string().contains(".kvrail-"), "{refused}");
         }
     }
 }
