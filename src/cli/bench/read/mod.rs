@@ -34,7 +34,7 @@ pub use hold::HoldArgs;
 use super::{Bench, print};
 use crate::cli::CliError;
 use crate::cli::cluster::{Cluster, Process};
-use crate::config::{Size, duration};
+use crate::config::{Size, duration, socket_address};
 use crate::limits::{READ_BYTES_MAX, STREAMS_MAX};
 use crate::node::TransportChoice;
 use control::Holder;
@@ -59,7 +59,7 @@ pub struct ReadArgs {
     #[arg(long, conflicts_with = "peer")]
     pub loopback: bool,
     /// Read from the kvrail bench hold at this address
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = socket_address)]
     pub peer: Option<SocketAddr>,
     /// Fabrics: auto, verbs, tcp or shm; auto is verbs where a device works, else tcp [default: auto]
     #[arg(long, value_name = "FABRIC,…", value_delimiter = ',')]
@@ -142,7 +142,7 @@ impl What {
 fn size(text: &str) -> Result<u32, String> {
     let Size(bytes) = text.parse()?;
     let good = u32::try_from(bytes).ok().filter(|_| (SIZE_MIN..=SIZE_MAX).contains(&bytes));
-    good.ok_or_else(|| format!("a block has {SIZE_MIN} to {}; got {text:?}", Size(SIZE_MAX)))
+    good.ok_or_else(|| format!("a block has {SIZE_MIN}B to {}; got {text:?}", Size(SIZE_MAX)))
 }
 
 /// Measures and reports.
