@@ -11,13 +11,19 @@
    A file named `control` beside the library rules it, read at each call. Its lines:
      NAME fail RESULT [AFTER]    calls of this function answer RESULT, after AFTER that did not
      NAME late MILLISECONDS      calls take that long; asynchronous operations begin that late
+     NAME hold 1                 asynchronous operations do not begin while this line is there
      NAME lose RESULT [AFTER]    running this asynchronous operation ends the context with RESULT
      set KEY VALUE               see standin_setting
    A file named `log` beside the library, where there is one, gets a line for each call, and for each
    asynchronous operation when it has run: `PID call NAME` and `PID ran NAME`, in their order.
 
    NAME may be `*`. What the file says holds from the next call on, in all processes that loaded this
-   copy of the library. To have no function of a name, compile with -DcuName=absent_cuName. */
+   copy of the library. What an asynchronous operation does is what the file said when it was asked for;
+   only `hold` is read again until it is gone. A test that looks at what has not run yet holds it: a
+   time, however long, ends before a test that stands still looks. A held operation runs on after
+   HOLD_MAX_S, so that a test that failed comes to its end.
+
+   To have no function of a name, compile with -DcuName=absent_cuName. */
 #define _GNU_SOURCE
 #include "cuda_standin.h"
 
@@ -30,6 +36,9 @@
 #include <unistd.h>
 
 enum { NAMES_MAX = 96, DEVICES_MAX = 8, STACK_MAX = 16 };
+
+/* The longest that an operation is held, and how often its line is looked for. */
+enum { HOLD_MAX_S = 120, HOLD_POLL_US = 500 };
 
 static struct counted {
     char name[64];
@@ -156,6 +165,11 @@ static unsigned long calls_so_far(const char *name) {
 }
 
 long standin_late(const char *name) { return ruled(name, "late", calls_so_far(name), 0); }
+
+void standin_hold(const char *name) {
+    long polls = HOLD_MAX_S * (1000000L / HOLD_POLL_US);
+    while (polls-- && !lost && ruled(name, "hold", calls_so_far(name), 0)) usleep(HOLD_POLL_US);
+}
 
 int standin_loses(const char *name) { return (int)ruled(name, "lose", calls_so_far(name), 0); }
 

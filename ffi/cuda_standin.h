@@ -55,6 +55,8 @@ CUresult standin_call(const char *name, int in_context);
 long standin_setting(const char *key, long otherwise);
 /* A line of the log: `call` or `ran`, and the name of a function. */
 void standin_log(const char *what, const char *name);
+/* Returns when nothing holds asynchronous operations of this name. */
+void standin_hold(const char *name);
 /* Milliseconds that an asynchronous operation of this name waits before it runs. */
 long standin_late(const char *name);
 /* The error that such an operation ends the context with; 0 for none. */

@@ -94,6 +94,7 @@ static void copy(const struct operation *operation) {
 }
 
 static void run(struct stream *stream, struct operation *operation) {
+    standin_hold(operation->name);
     if (operation->late) standin_pause(operation->late);
     if (operation->lose) standin_lose(operation->lose);
     switch (operation->kind) {

@@ -27,6 +27,13 @@ use crate::sync::{Mutex, lock};
 /// GPU. Rows that lie farther apart are copied one by one.
 const PITCH_MAX: u64 = (1 << 31) - 1;
 
+/// Who is told that a GPU is lost ([`CudaError::is_lost`]), by the thread that notices it and before that
+/// thread tells anybody else. It may be told more than once.
+pub trait OnLoss: std::fmt::Debug + Send + Sync {
+    /// The GPU that this was made for is lost, which showed by this error.
+    fn lost(&self, error: &CudaError);
+}
+
 /// This host's GPUs, for memory of engines. The pools are registered with the driver once.
 #[derive(Debug)]
 pub struct EngineDevices {
@@ -43,12 +50,32 @@ struct Gpu {
     idle: Mutex<Vec<CopyQueue>>,
     pools: Arc<[Arc<HostRegistration>]>,
     context: Arc<Context>,
+    /// Whoever else uses this GPU in this process.
+    on_loss: Option<Arc<dyn OnLoss>>,
 }
 
 impl Gpu {
-    fn new(context: Arc<Context>, pools: &Arc<[Arc<HostRegistration>]>) -> Arc<Self> {
+    fn new(
+        context: Arc<Context>,
+        pools: &Arc<[Arc<HostRegistration>]>,
+        on_loss: Option<Arc<dyn OnLoss>>,
+    ) -> Arc<Self> {
         let uuid = uuid(context.device());
-        Arc::new(Self { uuid, idle: Mutex::default(), pools: Arc::clone(pools), context })
+        Arc::new(Self { uuid, idle: Mutex::default(), pools: Arc::clone(pools), context, on_loss })
+    }
+
+    /// Tells of the GPU's loss, if that is what an error means.
+    fn note(&self, error: &CudaError) {
+        if error.is_lost()
+            && let Some(on_loss) = &self.on_loss
+        {
+            on_loss.lost(error);
+        }
+    }
+
+    fn failed(&self, error: &CudaError) -> CopyError {
+        self.note(error);
+        CopyError::Device { call: "copying between the GPU and a pool", error: error.to_string() }
     }
 }
 
@@ -64,14 +91,19 @@ impl EngineDevices {
         let register = |pool| HostRegistration::new(&bound, pool);
         let pools: Arc<[_]> = pools.iter().map(register).collect::<Result<_, _>>()?;
         drop(bound);
-        Ok(Self::sharing(context, pools))
+        Ok(Self::sharing(context, pools, None))
     }
 
-    /// As [`Self::new`], with pools that are registered already.
+    /// As [`Self::new`], with pools that are registered already, and a GPU that somebody else uses too,
+    /// who is to hear of its loss. Other GPUs have contexts of their own, and losses of their own.
     #[must_use]
-    pub fn sharing(context: Arc<Context>, pools: Arc<[Arc<HostRegistration>]>) -> Self {
+    pub fn sharing(
+        context: Arc<Context>,
+        pools: Arc<[Arc<HostRegistration>]>,
+        on_loss: Option<Arc<dyn OnLoss>>,
+    ) -> Self {
         let driver = Arc::clone(context.device().driver());
-        let gpus = Mutex::new(vec![Gpu::new(context, &pools)]);
+        let gpus = Mutex::new(vec![Gpu::new(context, &pools, on_loss)]);
         Self { driver, gpus, pools }
     }
 
@@ -95,18 +127,18 @@ impl EngineDevices {
             held.push(claims.claim(Identity::Handle(*handle)).ok_or_else(taken)?);
         }
         let gpu = self.gpu(*device)?;
-        let refused = |error: CudaError| ImportError::System {
-            call: "opening the engine's memory",
-            error: error.to_string(),
+        let refused = |error| {
+            gpu.note(&error);
+            not_opened(&error)
         };
         let bound = gpu.context.bind().map_err(refused)?;
         let memory = match source {
             MemorySource::CudaIpc { handle, .. } => {
-                DeviceMemory::open(&bound, IpcMemoryHandle(*handle)).map_err(other_device)?
+                DeviceMemory::open(&bound, IpcMemoryHandle(*handle)).map_err(refused)?
             }
             MemorySource::CudaShareable { .. } => {
                 let file = file.ok_or(ImportError::NotMemory)?;
-                DeviceMemory::import(&bound, &file, bytes).map_err(other_device)?
+                DeviceMemory::import(&bound, &file, bytes).map_err(refused)?
             }
             MemorySource::Memfd => return Err(ImportError::NotMemory),
         };
@@ -135,7 +167,7 @@ impl EngineDevices {
         for ordinal in 0..count {
             let device = self.driver.device(ordinal).map_err(failed)?;
             if uuid(&device) == wanted {
-                let gpu = Gpu::new(Context::primary(&device).map_err(failed)?, &self.pools);
+                let gpu = Gpu::new(Context::primary(&device).map_err(failed)?, &self.pools, None);
                 gpus.push(Arc::clone(&gpu));
                 return Ok(gpu);
             }
@@ -159,13 +191,15 @@ fn hex(DeviceUuid(bytes): DeviceUuid) -> String {
 }
 
 /// Why memory could not be opened.
-fn other_device(error: CudaError) -> ImportError {
-    match error {
-        CudaError::WrongDevice { .. } => ImportError::OtherDevice(error.to_string()),
-        error => {
-            ImportError::System { call: "opening the engine's memory", error: error.to_string() }
-        }
-    }
+fn not_opened(error: &CudaError) -> ImportError {
+    let (call, error) = (
+        "opening the engine's memory",
+        match error {
+            CudaError::WrongDevice { .. } => return ImportError::OtherDevice(error.to_string()),
+            error => error.to_string(),
+        },
+    );
+    ImportError::System { call, error }
 }
 
 /// An engine's allocation, open here.
@@ -191,7 +225,10 @@ impl EngineMemory for ImportedMemory {
         let idle = lock(&gpu.idle).pop();
         let queue = match idle {
             Some(queue) => queue,
-            None => CopyQueue::new(&gpu.context.bind().map_err(failed)?, 1).map_err(failed)?,
+            None => {
+                let made = gpu.context.bind().and_then(|bound| CopyQueue::new(&bound, 1));
+                made.map_err(|error| gpu.failed(&error))?
+            }
         };
         Ok(Box::new(DeviceCopier { gpu, queue: Some(queue) }))
     }
@@ -219,11 +256,9 @@ impl DeviceCopier<'_> {
         &mut self,
         work: impl FnOnce(&mut CopyQueue, &Bound<'_>) -> Result<R, CudaError>,
     ) -> Result<R, CopyError> {
-        let bound = self.gpu.context.bind().map_err(failed)?;
-        match &mut self.queue {
-            Some(queue) => work(queue, &bound).map_err(failed),
-            None => Err(CopyError::NoEvents),
-        }
+        let Some(queue) = &mut self.queue else { return Err(CopyError::NoEvents) };
+        let worked = self.gpu.context.bind().and_then(|bound| work(queue, &bound));
+        worked.map_err(|error| self.gpu.failed(&error))
     }
 }
 
@@ -263,10 +298,6 @@ impl Copier for DeviceCopier<'_> {
     fn finish(&mut self) -> Result<(), CopyError> {
         self.with(|queue, bound| queue.drain(bound, &mut Vec::new()))
     }
-}
-
-fn failed(error: CudaError) -> CopyError {
-    CopyError::Device { call: "copying between the GPU and a pool", error: error.to_string() }
 }
 
 /// One copy, or one for each row where rows lie too far apart.

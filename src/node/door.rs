@@ -25,6 +25,10 @@ use crate::types::{
 /// beyond it are shown by their numbers.
 const NAMES_MAX: usize = 4096;
 
+/// How often blocks that were on a lost GPU are looked for elsewhere. More than once, because a GPU may be
+/// lost while that is under way.
+const LOOKS_ELSEWHERE: usize = 2;
+
 impl door::Reserved for Reserved {
     fn extent(&self) -> Extent {
         self.memory.extent()
@@ -59,6 +63,95 @@ impl Inner {
                 PublishOutcome::AlreadyResident(cause)
             }
         }
+    }
+
+    /// One outcome per hash: what is here, and what was fetched. Blocks in the GPU's memory have a copy in
+    /// host memory, unless that GPU is lost ([`lost`]).
+    async fn look(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        hashes: &[BlockHash],
+        source: Source,
+    ) -> Vec<AcquireOutcome> {
+        let keys: Vec<_> = hashes.iter().map(|&hash| BlockKey { namespace, hash }).collect();
+        let mut found = Vec::with_capacity(keys.len());
+        self.residency.store.hit_batch(&keys, true, &mut found);
+        self.forget_hits(&mut found).await;
+        let misses: Vec<usize> = (0..)
+            .zip(&found)
+            .filter_map(|(at, hit)| (*hit == Err(PinError::NotFound)).then_some(at))
+            .collect();
+        let sink = &self.residency.sink;
+        sink.emit(Event::LocalHits { blocks: (found.len() - misses.len()) as u64 });
+        sink.emit(Event::LocalMisses { blocks: misses.len() as u64 });
+        let mut outcomes: Vec<_> = found
+            .iter()
+            .map(|hit| match hit {
+                Ok(found) => held(BlockOrigin::Local, found),
+                Err(PinError::NotFound) => AcquireOutcome::NotFound,
+                Err(PinError::TooManyPins) => AcquireOutcome::Busy(BusyReason::Pins),
+            })
+            .collect();
+        if source != Source::Here && !misses.is_empty() {
+            let wanted: Vec<_> = misses.iter().filter_map(|at| hashes.get(*at)).copied().collect();
+            let fetched = self.fetcher.fetch(namespace, &wanted, source).await;
+            for (at, got) in misses.iter().zip(fetched) {
+                if let Some(outcome) = outcomes.get_mut(*at) {
+                    *outcome = match got {
+                        FetchOutcome::Ready { found, fetched: true } => {
+                            held(BlockOrigin::Fetched, &found)
+                        }
+                        FetchOutcome::Ready { found, fetched: false } => {
+                            held(BlockOrigin::Local, &found)
+                        }
+                        FetchOutcome::NotFound => AcquireOutcome::NotFound,
+                        FetchOutcome::Busy(reason) => AcquireOutcome::Busy(reason),
+                        FetchOutcome::Failed(_) => AcquireOutcome::Failed,
+                    };
+                }
+            }
+        }
+        if let Some((_, shadows)) = &self.gpu {
+            Arc::clone(shadows).in_host_memory(&self.residency, &mut outcomes).await;
+        }
+        outcomes
+    }
+
+    /// Hits on a GPU that is lost are none, unless the block has a copy in host memory.
+    async fn forget_hits(&self, hits: &mut [Result<Found, PinError>]) {
+        let Some((_, shadows)) = &self.gpu else { return };
+        if !self.residency.device_is_lost() {
+            return;
+        }
+        let mut holds = Vec::new();
+        for hit in hits {
+            if let Ok(found) = hit
+                && found.payload.extent.pool == PoolId::GPU
+                && !shadows.has(found.id)
+            {
+                holds.push(found.id);
+                *hit = Err(PinError::NotFound);
+            }
+        }
+        if !holds.is_empty() {
+            self.forget(&holds).await;
+        }
+    }
+
+    /// Lets go of blocks on a lost GPU, and has them evicted, unless others have pins on them.
+    async fn forget(&self, holds: &[ResidentId]) {
+        self.residency.store.unpin_batch(holds);
+        let residency = Arc::clone(&self.residency);
+        // One that panics has said so; the blocks are busy then.
+        tokio::task::spawn_blocking(move || residency.evict_lost()).await.ok();
+    }
+}
+
+/// The hold on a block that has no place in host memory: its GPU is lost.
+fn lost(outcome: &AcquireOutcome) -> Option<ResidentId> {
+    match outcome {
+        AcquireOutcome::Ready(held) if held.extent.pool == PoolId::GPU => Some(held.hold),
+        _ => None,
     }
 }
 
@@ -142,45 +235,30 @@ impl DoorService for Inner {
         source: Source,
     ) -> Vec<AcquireOutcome> {
         let namespace = self.learn(&namespace);
-        let keys: Vec<_> = hashes.iter().map(|&hash| BlockKey { namespace, hash }).collect();
-        let mut found = Vec::with_capacity(keys.len());
-        self.residency.store.hit_batch(&keys, true, &mut found);
-        let misses: Vec<usize> = (0..)
-            .zip(&found)
-            .filter_map(|(at, hit)| (*hit == Err(PinError::NotFound)).then_some(at))
-            .collect();
-        let sink = &self.residency.sink;
-        sink.emit(Event::LocalHits { blocks: (found.len() - misses.len()) as u64 });
-        sink.emit(Event::LocalMisses { blocks: misses.len() as u64 });
-        let mut outcomes: Vec<_> = found
-            .iter()
-            .map(|hit| match hit {
-                Ok(found) => held(BlockOrigin::Local, found),
-                Err(PinError::NotFound) => AcquireOutcome::NotFound,
-                Err(PinError::TooManyPins) => AcquireOutcome::Busy(BusyReason::Pins),
-            })
-            .collect();
-        if source != Source::Here && !misses.is_empty() {
-            let wanted: Vec<_> = misses.iter().filter_map(|at| hashes.get(*at)).copied().collect();
-            let fetched = self.fetcher.fetch(namespace, &wanted, source).await;
-            for (at, got) in misses.iter().zip(fetched) {
-                if let Some(outcome) = outcomes.get_mut(*at) {
-                    *outcome = match got {
-                        FetchOutcome::Ready { found, fetched: true } => {
-                            held(BlockOrigin::Fetched, &found)
-                        }
-                        FetchOutcome::Ready { found, fetched: false } => {
-                            held(BlockOrigin::Local, &found)
-                        }
-                        FetchOutcome::NotFound => AcquireOutcome::NotFound,
-                        FetchOutcome::Busy(reason) => AcquireOutcome::Busy(reason),
-                        FetchOutcome::Failed(_) => AcquireOutcome::Failed,
-                    };
+        let mut outcomes = self.look(namespace, &hashes, source).await;
+        for _ in 0..LOOKS_ELSEWHERE {
+            let lost: Vec<(usize, ResidentId)> =
+                (0..).zip(&outcomes).filter_map(|(at, it)| Some((at, lost(it)?))).collect();
+            if lost.is_empty() {
+                return outcomes;
+            }
+            let holds: Vec<_> = lost.iter().map(|(_, hold)| *hold).collect();
+            self.forget(&holds).await;
+            let wanted: Vec<_> =
+                lost.iter().filter_map(|(at, _)| hashes.get(*at)).copied().collect();
+            let again = self.look(namespace, &wanted, source).await;
+            for ((at, _), outcome) in lost.iter().zip(again) {
+                if let Some(slot) = outcomes.get_mut(*at) {
+                    *slot = outcome;
                 }
             }
         }
-        if let Some((_, shadows)) = &self.gpu {
-            Arc::clone(shadows).in_host_memory(&self.residency, &mut outcomes).await;
+        // Whoever reads such a block keeps it here, and another one of its name out, as long as that takes.
+        for outcome in &mut outcomes {
+            if let Some(hold) = lost(outcome) {
+                self.residency.store.unpin_batch(&[hold]);
+                *outcome = AcquireOutcome::Busy(BusyReason::Pins);
+            }
         }
         outcomes
     }

@@ -8,9 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::gpu::Gpu;
-use crate::memory::{
-    Claim, Claims, EngineMemory, HostPool, Identity, ImportError, Mapping, SharedMemory,
-};
+use super::residency::Residency;
+use crate::memory::{Claim, Claims, EngineMemory, Identity, ImportError, Mapping, SharedMemory};
 use crate::protocol::door::MemorySource;
 
 /// What engines have imported, and what they import GPU memory with.
@@ -28,12 +27,16 @@ pub(super) struct Imports {
 
 impl Imports {
     /// Where the node has a GPU of its own, the pools are registered with its driver already.
-    pub(super) fn new(pools: &[Arc<HostPool>], driver: Option<PathBuf>, gpu: Option<&Gpu>) -> Self {
+    pub(super) fn new(
+        residency: &Arc<Residency>,
+        driver: Option<PathBuf>,
+        gpu: Option<&Gpu>,
+    ) -> Self {
         #[cfg(feature = "gpu")]
-        let devices = gpu.map(|gpu| Ok(gpu.devices())).map(std::sync::OnceLock::from);
+        let devices = gpu.map(|gpu| Ok(gpu.devices(residency))).map(std::sync::OnceLock::from);
         #[cfg(not(feature = "gpu"))]
         let _without: Option<&Gpu> = gpu;
-        let claims = Claims::default();
+        let (claims, pools) = (Claims::default(), &residency.pools);
         let identities = pools.iter().filter_map(|pool| Identity::of_file(pool.memfd()).ok());
         let claimed = identities.filter_map(|identity| claims.claim(identity)).collect();
         Self {

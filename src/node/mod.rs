@@ -171,7 +171,7 @@ impl Node {
         let identity = NodeIdentity { node, epoch: clock.epoch(), address };
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
-        let imports = Imports::new(&residency.pools, options.gpu_driver.clone(), gpu.as_ref());
+        let imports = Imports::new(&residency, options.gpu_driver.clone(), gpu.as_ref());
         let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
         let StartedData { handle: data, thread, transport, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
@@ -309,7 +309,7 @@ fn served(options: &NodeOptions, residency: &Residency) -> Result<Vec<Arc<HostPo
         return Ok(served);
     }
     served.push(HostPool::create(&PoolOptions {
-        id: PoolId(u16::MAX),
+        id: PoolId::PROBE,
         bytes: limits::PROBE_BYTES.into(),
         huge_pages: None,
         lock: false,

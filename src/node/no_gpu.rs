@@ -113,6 +113,10 @@ impl Shadows {
         match self.0 {}
     }
 
+    pub(super) fn has(&self, _hold: ResidentId) -> bool {
+        match self.0 {}
+    }
+
     pub(super) fn release(&self, _holds: &[ResidentId]) {
         match self.0 {}
     }

@@ -238,6 +238,12 @@ impl Residency {
         news
     }
 
+    /// Evicts what is in the memory of a GPU that is lost, but for what is pinned: for who cannot wait
+    /// until the reclaimer has. Takes as long as there are residents.
+    pub(super) fn evict_lost(&self) {
+        while self.device_is_lost() && self.evict(MemoryKind::Device, VICTIMS_PER_STEP) > 0 {}
+    }
+
     pub(super) fn device_is_lost(&self) -> bool {
         self.device.as_ref().is_some_and(|device| device.lost.load(Ordering::Relaxed))
     }
@@ -284,9 +290,10 @@ impl Residency {
         let mut inserted = self.store.insert(key, payload, origin, pinned);
         // Slots have no kind of memory: where none of its own can go, another one does.
         let kind = payload.extent.pool.kind();
+        let own = MemoryKind::EVICTABLE.into_iter().find(|it| *it == kind);
         if inserted == Err(InsertError::Full)
-            && (self.evict(kind, 1) > 0
-                || MemoryKind::ALL.into_iter().any(|kind| self.evict(kind, 1) > 0))
+            && (own.is_some_and(|kind| self.evict(kind, 1) > 0)
+                || MemoryKind::EVICTABLE.into_iter().any(|kind| self.evict(kind, 1) > 0))
         {
             inserted = self.store.insert(key, payload, origin, pinned);
         }
@@ -466,7 +473,7 @@ impl Residency {
 
 impl Reclaim for Residency {
     fn reclaim(&self) -> Reclaimed {
-        match MemoryKind::ALL.map(|kind| self.reclaim_from(kind)) {
+        match MemoryKind::EVICTABLE.map(|kind| self.reclaim_from(kind)) {
             found if found.contains(&Reclaimed::Some) => Reclaimed::Some,
             found if found.contains(&Reclaimed::Stuck) => Reclaimed::Stuck,
             _ => Reclaimed::Enough,

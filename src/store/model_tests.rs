@@ -9,7 +9,7 @@ use proptest::sample::select;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
 use super::StoreConfig;
-use super::oracle::{ON_DEVICE, Operation, Oracle};
+use super::oracle::{IN_ENGINE, ON_DEVICE, Operation, Oracle};
 use super::subject::Subject;
 use crate::policy::{Origin, Policy};
 use crate::types::{EvictionRank, MemoryKind, PolicyKind, RequesterIndex, ResidentCause};
@@ -48,11 +48,10 @@ fn any_operation() -> impl Strategy<Value = Operation> {
     let keys = || prop::collection::vec(0..KEYS, 0..5);
     let choices = || prop::collection::vec(any_choice(), 0..5);
     prop_oneof![
-        8 => (any_key(), any_origin(), any::<[bool; 2]>()).prop_map(|(key, origin, two)| {
-            let [pinned, device] = two;
-            let serial = if device { ON_DEVICE } else { 0 };
-            Operation::Insert { key, serial, origin, pinned }
-        }),
+        8 => (any_key(), any_origin(), any::<bool>(), select(vec![0, ON_DEVICE, IN_ENGINE]))
+            .prop_map(|(key, origin, pinned, serial)| {
+                Operation::Insert { key, serial, origin, pinned }
+            }),
         1 => any_key().prop_map(|key| Operation::Lookup { key }),
         3 => any_key().prop_map(|key| Operation::Pin { key }),
         2 => keys().prop_map(|keys| Operation::PinBatch { keys }),

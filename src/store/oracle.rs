@@ -23,16 +23,27 @@ pub(super) fn key(number: u8) -> BlockKey {
 /// What the serial numbers of admissions in a device's memory have set.
 pub(super) const ON_DEVICE: u64 = 1 << 32;
 
+/// What the serial numbers of admissions in an engine's memory have set.
+pub(super) const IN_ENGINE: u64 = 1 << 33;
+
 /// Where an admission lies.
 pub(super) fn kind_of(serial: u64) -> MemoryKind {
-    if serial & ON_DEVICE == 0 { MemoryKind::Host } else { MemoryKind::Device }
+    match serial & (ON_DEVICE | IN_ENGINE) {
+        0 => MemoryKind::Host,
+        ON_DEVICE => MemoryKind::Device,
+        _ => MemoryKind::Engine,
+    }
 }
 
 /// The payload of an admission. Lengths differ, so that sums of bytes say something.
 pub(super) fn payload(serial: u64) -> Payload {
     Payload {
         extent: Extent {
-            pool: if serial & ON_DEVICE == 0 { PoolId(0) } else { PoolId::GPU },
+            pool: match kind_of(serial) {
+                MemoryKind::Host => PoolId(0),
+                MemoryKind::Device => PoolId::GPU,
+                MemoryKind::Engine => PoolId::of_layout(3).unwrap(),
+            },
             offset: serial * limits::EXTENT_ALIGN,
             len: u32::try_from(serial % 61 + 1).unwrap(),
         },

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::StoreConfig;
 use super::fault::{self, Fault};
 use super::history::{History, Step};
-use super::oracle::{Answer, ON_DEVICE, Operation, Oracle};
+use super::oracle::{Answer, IN_ENGINE, ON_DEVICE, Operation, Oracle};
 use super::subject::Subject;
 use crate::policy::Origin;
 use crate::sync::{limit_accesses, set_interference, thread};
@@ -95,7 +95,7 @@ impl Caller<'_> {
                 let fetched = Origin::Fetched { source };
                 let origin = random.of(&[Origin::Saved { owners: None }, fetched]);
                 let (key, pinned) = (random.key(), random.half());
-                let serial = self.serial | random.of(&[0, ON_DEVICE]);
+                let serial = self.serial | random.of(&[0, 0, ON_DEVICE, IN_ENGINE]);
                 Operation::Insert { key, serial, origin, pinned }
             }
             3 => Operation::Pin { key: random.key() },

@@ -143,7 +143,7 @@ impl Worker<'_> {
 
     fn evict(&mut self) {
         let mut out = Vec::new();
-        let kind = MemoryKind::ALL[usize::from(self.random(2) == 0)];
+        let kind = MemoryKind::ALL[usize::try_from(self.random(3)).unwrap()];
         self.store.evict_batch(kind, 3, &mut out);
         for victim in out {
             assert_eq!(victim.payload.extent.pool.kind(), kind);
@@ -163,8 +163,9 @@ impl Worker<'_> {
         let checksum = self.memory.serials.fetch_add(1, Ordering::Relaxed);
         let held = &self.memory.cells[usize::try_from(offset).unwrap()];
         held.store(checksum, Ordering::Relaxed);
-        let (pool, len) = (if offset % 2 == 0 { PoolId(0) } else { PoolId::GPU }, 1);
-        let extent = Extent { pool, offset, len };
+        let pools = [PoolId(0), PoolId::GPU, PoolId::of_layout(7).unwrap()];
+        let pool = pools[usize::try_from(offset % 3).unwrap()];
+        let extent = Extent { pool, offset, len: 1 };
         let (key, pinned) = (self.key(), self.random(2) == 0);
         let payload = Payload { extent, checksum };
         match self.store.insert(key, payload, SAVED, pinned) {

@@ -22,6 +22,7 @@ use crate::types::{EvictionRank, MemoryKind, PolicyKind};
 pub(super) struct Guard {
     host: Apart<Cell>,
     device: Apart<Cell>,
+    engine: Apart<Cell>,
 }
 
 /// Victims that are read ahead together: a processor has ten to twenty misses under way at a time.
@@ -37,13 +38,14 @@ const RAISE: u64 = 1 << 32;
 impl Guard {
     pub(super) fn new() -> Self {
         let first = || Apart(Cell::new(1 << EvictionRank::FIRST.get()));
-        Self { host: first(), device: first() }
+        Self { host: first(), device: first(), engine: first() }
     }
 
     fn of(&self, kind: MemoryKind) -> &Cell {
         match kind {
             MemoryKind::Host => &self.host,
             MemoryKind::Device => &self.device,
+            MemoryKind::Engine => &self.engine,
         }
     }
 

@@ -181,41 +181,70 @@ pub struct BlockKey {
     pub hash: BlockHash,
 }
 
-/// One of a node's memory pools, by its place in the configuration.
+/// What a block's bytes lie in: one of a node's memory pools, by its place in the configuration, the
+/// GPU's pool, or a layout in an engine's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u16);
 
 impl PoolId {
     /// The pool of the GPU's memory, which no pool of the configuration has the number of.
     pub const GPU: Self = Self(0x8000);
+    /// The page that peers read to probe the way here. No block lies in it.
+    pub const PROBE: Self = Self(0x8001);
+    /// From this one on, each stands for an engine's layout.
+    const LAYOUTS: u16 = 0xc000;
+    /// Numbers of engines' layouts: they begin at 0.
+    pub const LAYOUTS_MAX: u16 = u16::MAX - Self::LAYOUTS + 1;
+
+    /// What stands for the engine's layout that this node gave this number; `None` from
+    /// [`PoolId::LAYOUTS_MAX`] on.
+    #[must_use]
+    pub const fn of_layout(number: u16) -> Option<Self> {
+        if number < Self::LAYOUTS_MAX { Some(Self(Self::LAYOUTS | number)) } else { None }
+    }
+
+    /// The number of the engine's layout that this stands for.
+    #[must_use]
+    pub const fn layout(self) -> Option<u16> {
+        if self.0 >= Self::LAYOUTS { Some(self.0 - Self::LAYOUTS) } else { None }
+    }
 
     /// Which memory it is of.
     #[must_use]
     pub const fn kind(self) -> MemoryKind {
-        if self.0 == Self::GPU.0 { MemoryKind::Device } else { MemoryKind::Host }
+        match self {
+            Self::GPU => MemoryKind::Device,
+            Self(number) if number >= Self::LAYOUTS => MemoryKind::Engine,
+            _ => MemoryKind::Host,
+        }
     }
 }
 
-/// Which memory a block lies in. What goes from one makes no room in the other.
+/// Which memory a block lies in. What goes from one makes no room in another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryKind {
-    /// The host's.
+    /// The node's own, of the host.
     Host,
-    /// A device's.
+    /// The node's own, of a device.
     Device,
+    /// An engine's, of the host or of a device. The engine says when a block goes from there, and
+    /// nobody else.
+    Engine,
 }
 
 impl MemoryKind {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Host, Self::Device];
+    pub const ALL: [Self; 3] = [Self::Host, Self::Device, Self::Engine];
+    /// Those that a node makes room in by eviction: its own.
+    pub const EVICTABLE: [Self; 2] = [Self::Host, Self::Device];
 }
 
-/// A contiguous range of a host pool.
+/// Where a block's bytes are: a contiguous range of a pool, or one block of a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
-    /// The pool.
+    /// The pool, or what stands for a layout.
     pub pool: PoolId,
-    /// Bytes from the start of the pool.
+    /// Bytes from the start of the pool; the block's number where it is a layout.
     pub offset: u64,
     /// Length in bytes, as asked for (the allocator may hold more).
     pub len: u32,
@@ -257,6 +286,21 @@ mod tests {
         assert_eq!(BlockHash::new(&[0; 33]), None);
         for text in ["", "0", "0g", "é0", &"00".repeat(33)] {
             assert!(text.parse::<BlockHash>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_pool_says_which_memory_it_is_of() {
+        let layouts = [0, 1, PoolId::LAYOUTS_MAX - 1].map(|at| PoolId::of_layout(at).unwrap());
+        assert_eq!(layouts.map(|pool| pool.layout().unwrap()), [0, 1, 0x3fff]);
+        assert!(layouts.iter().all(|pool| pool.kind() == MemoryKind::Engine));
+        assert_eq!(PoolId::of_layout(PoolId::LAYOUTS_MAX), None);
+        for (pool, kind) in [
+            (PoolId(0), MemoryKind::Host),
+            (PoolId::PROBE, MemoryKind::Host),
+            (PoolId::GPU, MemoryKind::Device),
+        ] {
+            assert_eq!((pool.kind(), pool.layout()), (kind, None));
         }
     }
 

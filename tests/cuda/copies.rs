@@ -70,14 +70,15 @@ fn bytes_go_to_the_device_and_back_in_the_order_asked() {
     let (source, device, target) = scene.ends();
     let bound = scene.context.bind().unwrap();
     let mut queue = CopyQueue::new(&bound, 4).unwrap();
-    // The copy in is late: were the copy out not behind it, it would bring zeros.
-    standin.control("cuMemcpyHtoDAsync_v2 late 30");
+    // The copy in is held: were the copy out not behind it, it would bring zeros.
+    standin.control("cuMemcpyHtoDAsync_v2 hold 1");
     let whole = [Piece::contiguous(0, 0, LEN)];
     queue.submit(&bound, (&source, &device), &whole, 7).unwrap();
     queue.submit(&bound, (&device, &target), &whole, 8).unwrap();
     let mut ended = Vec::new();
     queue.poll(&bound, &mut ended).unwrap();
     assert_eq!((ended.len(), queue.in_flight(), queue.room()), (0, 2, 2), "neither waits");
+    standin.control("");
     assert_eq!(poll_until(&mut queue, &bound, 2), [7, 8]);
     assert_eq!(scene.arrived(), bytes(&scene.source));
     assert_eq!(standin.calls("cuStreamSynchronize"), 0);
@@ -172,14 +173,19 @@ fn work_waits_for_another_streams_event() {
     let other = Stream::new(&bound).unwrap();
     let event = Event::new(&bound).unwrap();
     assert!(event.is_complete(&bound).unwrap(), "before it is recorded");
-    standin.control("cuEventRecord late 30");
+    standin.control("cuEventRecord hold 1");
+    standin.log();
     let whole = [Piece::contiguous(0, 0, LEN)];
     event.record(&bound, &other).unwrap();
     assert!(!event.is_complete(&bound).unwrap());
     engine.wait_for(&bound, &event).unwrap();
     engine.submit(&bound, (&source, &device), &whole, 1).unwrap();
+    standin.control("");
     assert_eq!(poll_until(&mut engine, &bound, 1), [1]);
     assert!(event.is_complete(&bound).unwrap(), "it came first");
+    let log = standin.logged();
+    let first = |line: &str| log.iter().position(|logged| logged == line).unwrap();
+    assert!(first("ran cuEventRecord") < first("ran cuMemcpyHtoDAsync_v2"), "{log:?}");
     ours.submit(&bound, (&device, &target), &whole, 2).unwrap();
     assert_eq!(poll_until(&mut ours, &bound, 1), [2]);
     assert_eq!(scene.arrived(), bytes(&scene.source));
@@ -193,8 +199,10 @@ fn a_device_that_is_lost_in_mid_copy_is_an_error_and_no_hang() {
     let (source, device, _) = scene.ends();
     let bound = scene.context.bind().unwrap();
     let mut queue = CopyQueue::new(&bound, 2).unwrap();
-    standin.control("cuMemcpyHtoDAsync_v2 lose 719");
+    // Not before the submission is whole; the next test is of a loss within one.
+    standin.control("cuMemcpyHtoDAsync_v2 lose 719\ncuMemcpyHtoDAsync_v2 hold 1");
     queue.submit(&bound, (&source, &device), &[Piece::contiguous(0, 0, LEN)], 1).unwrap();
+    standin.control("");
     let end = Instant::now() + PATIENCE;
     let mut ended = Vec::new();
     let error = loop {
@@ -202,10 +210,33 @@ fn a_device_that_is_lost_in_mid_copy_is_an_error_and_no_hang() {
             Ok(()) => assert!(ended.is_empty() && Instant::now() < end),
             Err(error) => break error,
         }
+        std::thread::yield_now();
     };
     assert!(error.is_lost(), "{error}");
     let again = queue.submit(&bound, (&source, &device), &[Piece::contiguous(0, 0, 1)], 2);
     assert!(again.unwrap_err().is_lost());
     drop(queue);
     assert_eq!(bytes(&scene.source).len() as u64, LEN, "host memory is unharmed");
+}
+
+#[test]
+fn a_device_that_is_lost_while_a_copy_is_asked_for_is_an_error_and_its_memory_stays() {
+    let Some(standin) = StandIn::new() else { return };
+    let scene = Scene::new(&standin);
+    let (source, device, _) = scene.ends();
+    let Scene { context, source: kept, device: memory, .. } = scene;
+    let bound = context.bind().unwrap();
+    let mut queue = CopyQueue::new(&bound, 2).unwrap();
+    let whole = [Piece::contiguous(0, 0, LEN)];
+    // The copy has begun, and its mark finds the device lost.
+    standin.control("cuEventRecord fail 719");
+    let error = queue.submit(&bound, (&source, &device), &whole, 1).unwrap_err();
+    assert!(error.is_lost(), "{error}");
+    assert_eq!((queue.in_flight(), queue.room(), queue.is_idle()), (1, 1, false));
+    drop((source, device, memory));
+    assert!(used(&context) > 0, "the copy may still touch it");
+    assert_eq!(Arc::strong_count(&kept), 2);
+    standin.control("");
+    drop(queue);
+    assert_eq!((used(&context), Arc::strong_count(&kept)), (0, 1));
 }

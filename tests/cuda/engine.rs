@@ -1,8 +1,9 @@
 //! Memory of a local engine: imported once, copied in strides both ways, and gone with its last copy.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvrail::cuda::{Driver, EngineDevices};
+use kvrail::cuda::{Context, CudaError, Driver, EngineDevices, HostRegistration, OnLoss};
 use kvrail::memory::{
     Claims, CopyError, Direction, EngineMemory, ImportError, Mapping, StridedCopy,
 };
@@ -29,6 +30,18 @@ impl Node {
         Self { devices, device, pool, claims: Claims::default() }
     }
 
+    /// One that uses a GPU itself, and wants to hear of its loss.
+    fn sharing(standin: &StandIn, ordinal: u32, on_loss: &Arc<Losses>) -> Self {
+        let driver = Driver::open(standin.library()).unwrap();
+        let device = DeviceUuid(driver.device(0).unwrap().attributes().uuid);
+        let pool = Arc::new(Mapping::anonymous("test", POOL).unwrap());
+        let context = Context::primary(&driver.device(ordinal).unwrap()).unwrap();
+        let host = HostRegistration::new(&context.bind().unwrap(), &pool).unwrap();
+        let on_loss = Arc::clone(on_loss) as Arc<dyn OnLoss>;
+        let devices = EngineDevices::sharing(context, [host].into(), Some(on_loss));
+        Self { devices, device, pool, claims: Claims::default() }
+    }
+
     fn import(
         &self,
         device: DeviceUuid,
@@ -42,6 +55,17 @@ impl Node {
         let mut bytes = vec![0; len];
         self.pool.read(offset, &mut bytes).unwrap();
         bytes
+    }
+}
+
+/// How often a loss was told of.
+#[derive(Debug, Default)]
+struct Losses(AtomicUsize);
+
+impl OnLoss for Losses {
+    fn lost(&self, error: &CudaError) {
+        assert!(error.is_lost(), "{error}");
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -147,4 +171,26 @@ fn a_lost_device_fails_its_copies_and_nothing_hangs() {
     drop(copier);
     drop(memory);
     assert!(node.claims.is_empty());
+}
+
+#[test]
+fn who_shares_a_gpu_hears_of_its_loss_at_once_and_of_no_other_gpus() {
+    let Some(standin) = StandIn::new() else { return };
+    standin.control("set devices 2");
+    for (ordinal, told) in [(0, true), (1, false)] {
+        standin.control("set devices 2");
+        let losses = Arc::new(Losses::default());
+        let engine = Engine::start(&standin);
+        // The engine's memory lies on GPU 0.
+        let node = Node::sharing(&standin, ordinal, &losses);
+        let memory = node.import(node.device, engine.memory.0).unwrap();
+        let heard = || losses.0.load(Ordering::Relaxed) > 0;
+        standin.control("set devices 2\ncuMemcpy2DAsync_v2 fail 801");
+        let mut copier = memory.copier().unwrap();
+        copier.start(Direction::Save, (&*memory, &[COPY]), &node.pool).unwrap_err();
+        assert!(!heard(), "what is refused is no loss");
+        standin.control("set devices 2\ncuMemcpy2DAsync_v2 fail 719");
+        copier.start(Direction::Save, (&*memory, &[COPY]), &node.pool).unwrap_err();
+        assert_eq!(heard(), told, "GPU {ordinal}");
+    }
 }

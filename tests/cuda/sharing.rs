@@ -1,7 +1,7 @@
 //! Memory and events of another process, which dies without a word.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use kvrail::cuda::{
@@ -15,10 +15,12 @@ const BYTES: usize = 3 << 20;
 pub(crate) const LEN: u64 = BYTES as u64;
 const LIBRARY: &str = "KVRAIL_TEST_EXPORTER";
 
-/// An engine: another process that has memory on the device.
+/// An engine: another process that has memory on the device, until this is dropped.
 pub(crate) struct Engine {
     child: Child,
     _stdin: ChildStdin,
+    /// Open as long as the child: what it writes after its handles goes somewhere.
+    _stdout: BufReader<ChildStdout>,
     pub(crate) memory: IpcMemoryHandle,
     pub(crate) event: IpcEventHandle,
 }
@@ -33,18 +35,26 @@ impl Engine {
             .spawn()
             .unwrap();
         let stdin = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut said = lines.filter_map(|line| {
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut said = stdout.by_ref().lines().filter_map(|line| {
             let line = line.unwrap();
             let (_, hex) = line.split_once("handle ")?;
             let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
             Some(std::array::from_fn(byte))
         });
         let (memory, event) = (said.next().unwrap(), said.next().unwrap());
-        Self { child, _stdin: stdin, memory: IpcMemoryHandle(memory), event: IpcEventHandle(event) }
+        let (memory, event) = (IpcMemoryHandle(memory), IpcEventHandle(event));
+        Self { child, _stdin: stdin, _stdout: stdout, memory, event }
     }
 
-    pub(crate) fn kill(mut self) {
+    /// Without a word.
+    pub(crate) fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

@@ -83,13 +83,14 @@ fn an_exhausted_ring_answers_at_once_and_recovers() {
     let Some(standin) = StandIn::new() else { return };
     let Scene { context, mut staging } = Scene::new(&standin);
     let bound = context.bind().unwrap();
-    standin.control("cuMemcpyHtoDAsync_v2 late 30");
+    standin.control("cuMemcpyHtoDAsync_v2 hold 1");
     let (first, second) = (staging.take(BLOCK).unwrap(), staging.take(BLOCK).unwrap());
     assert!(staging.take(1).is_none());
     assert!(staging.fits(2 * BLOCK) && !staging.fits(2 * BLOCK + 1));
     staging.begin(&bound, StagingCopy::ToDevice, (first, 0), 1).unwrap();
     staging.poll(&bound, |_, _| ()).unwrap();
     assert!(staging.take(1).is_none(), "the copy owns its slot");
+    standin.control("");
     ended(&mut staging, &bound, 1);
     assert!(staging.take(BLOCK).is_some());
     drop(second);

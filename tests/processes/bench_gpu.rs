@@ -37,7 +37,9 @@ fn rows(report: &Value, what: &str) -> usize {
 #[test]
 fn everything_is_measured_and_every_byte_is_right() {
     let Some(standin) = StandIn::new() else { return };
-    let output = run(Some(&standin), &["--quick", "--json"]);
+    // As `kvrail serve` and `kvrail demo` are told, for all processes that take part.
+    let library = standin.library().display().to_string();
+    let output = run(None, &["--quick", "--json", "--gpu-driver", &library]);
     let report = report(&output);
     assert_eq!(output.status.code(), Some(0), "{report}");
     for (what, count) in [

@@ -26,7 +26,7 @@ use crate::engine_memory::{
 };
 use crate::support::{
     BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
-    read, test_process, until,
+    read, save, test_process, until,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -225,6 +225,40 @@ fn memory_of_another_gpu_is_refused() {
     }
 }
 
+#[test]
+fn a_gpu_that_is_lost_in_a_save_is_lost_to_the_node_at_once() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let other = cluster.node("other", address, &[]).unwrap();
+    let node = cluster.node("node", address, &["--gpu", "0", "--gpu-pool", "4MiB"]).unwrap();
+    let (at_other, client) = (other.client().unwrap(), node.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let [in_host, on_gpu, unsaved] = ["in host memory", "on the GPU", "unsaved"].map(blocks);
+    let moved = at(&in_host, |at| at);
+    engine.fill_all(&in_host, &moved);
+    let saved = engine.imported.save(&namespace(), &moved, false).unwrap();
+    assert_eq!(saved, vec![PublishOutcome::Stored; in_host.len()]);
+    save(&at_other, &on_gpu);
+    let all = Counts::all_ready(on_gpu.len());
+    assert_eq!(read(&client, &on_gpu, Source::From(node_id(&at_other))), all);
+    assert!(!client.stat().unwrap().gpu.unwrap().lost);
+    // Nothing of the node's own asks the driver for anything now.
+    standin.control("cuMemcpy2DAsync_v2 fail 719");
+    let refused = engine.imported.save(&namespace(), &at(&unsaved, |at| at), false).unwrap_err();
+    assert!(refused.to_string().contains("could not be copied"), "{refused}");
+    assert!(client.stat().unwrap().gpu.unwrap().lost, "the engine was told before the node");
+    standin.control("");
+    let none = Counts { not_found: on_gpu.len(), ..Counts::default() };
+    assert_eq!(read(&client, &on_gpu, Source::Here), none);
+    assert_eq!(read(&client, &unsaved, Source::Here), none);
+    assert_eq!(read(&client, &in_host, Source::Here), all);
+    assert_eq!(read(&client, &on_gpu, Source::Anywhere), all, "it goes on without the GPU");
+    assert_at_rest("node", &client);
+}
+
 /// What a child process is told: the node's door, and the driver.
 const DOOR: &str = "KVRAIL_TEST_GPU_ENGINE_DOOR";
 const LIBRARY: &str = "KVRAIL_TEST_GPU_ENGINE_LIBRARY";
@@ -267,15 +301,20 @@ fn an_engine_for_ever() {
 
 /// Kills an engine while the node copies from or to its memory.
 fn killed_in_the_middle(standin: &StandIn, node: &Process, copy: &str) {
-    let mut engine = engine_process(node, standin, By::Handle);
     standin.log();
-    until("a copy is under way", || {
-        let log = standin.logged();
-        let count = |line: &str| log.iter().filter(|logged| *logged == line).count();
-        count(&format!("call {copy}")) > count(&format!("ran {copy}"))
-    });
+    standin.control(&format!("{copy} late 30"));
+    let mut engine = engine_process(node, standin, By::Handle);
+    let logged = |what: &str| {
+        let line = format!("{what} {copy}");
+        standin.logged().iter().filter(|logged| **logged == line).count()
+    };
+    until("some copies have run", || logged("ran") >= 3);
+    // Wherever it is by now: from here on no copy ends before the engine does.
+    standin.control(&format!("{copy} hold 1"));
+    until("a copy is under way", || logged("call") > logged("ran"));
     engine.kill().unwrap();
     engine.wait().unwrap();
+    standin.control("");
 }
 
 #[test]
@@ -285,10 +324,8 @@ fn an_engine_that_dies_in_the_middle_of_a_save_or_load_leaves_whole_blocks_only(
     let registry = cluster.registry("registry", &[]).unwrap();
     let node = cluster.node("node", registry.addresses().unwrap().listen, &[]).unwrap();
     let client = node.client().unwrap();
-    // The engine saves and loads in turn, and most of the time is its copies': the first kill is in the
-    // middle of a save, later ones in either.
+    // The engine saves and loads in turn: the first kill is in the middle of a save, later ones in either.
     for _ in 0..4 {
-        standin.control("cuMemcpy2DAsync_v2 late 30");
         killed_in_the_middle(&standin, &node, "cuMemcpy2DAsync_v2");
         assert_at_rest("node", &client);
         until("its memory is closed", || {
@@ -298,7 +335,6 @@ fn an_engine_that_dies_in_the_middle_of_a_save_or_load_leaves_whole_blocks_only(
         let closed = first(&log, "call cuIpcCloseMemHandle").unwrap();
         let after = log.iter().skip(closed);
         assert!(after.clone().all(|line| line != "ran cuMemcpy2DAsync_v2"), "closed under a copy");
-        standin.control("");
         for number in 0..ROUNDS {
             let blocks = blocks(&format!("round {number}"));
             let counts = read(&client, &blocks, Source::Here);
@@ -323,13 +359,14 @@ fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
     });
     assert!(at_holder.flush(PATIENCE).unwrap());
     // What the reader has read it copies to its GPU before it says so.
-    standin.control("cuMemcpyHtoDAsync_v2 late 20");
+    standin.control("cuMemcpyHtoDAsync_v2 hold 1");
     let from = Source::From(node_id(&at_holder));
     let counts = std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &first, from));
         until("the holder lends", || is_lending(&at_holder));
         engine.kill().unwrap();
         engine.wait().unwrap();
+        standin.control("");
         reading.join().unwrap()
     });
     assert_eq!(counts, Counts::all_ready(first.len()));

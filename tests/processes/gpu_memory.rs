@@ -5,14 +5,14 @@
 use std::process::Command;
 
 use kvrail::cli::cluster::{Cluster, Process};
-use kvrail::client::Client;
+use kvrail::client::{Acquired, Client};
 use kvrail::protocol::door::Source;
 use kvrail::protocol::door::stat::{PoolStat, StatReport};
 
 use crate::cuda_standin::StandIn;
 use crate::support::{
-    BINARY, Blocks, Counts, IMPATIENT, PATIENCE, assert_at_rest, assert_rank, cluster, node_id,
-    ranks, read, save, transport, until,
+    BINARY, Blocks, Counts, IMPATIENT, PATIENCE, assert_at_rest, assert_rank, cluster, namespace,
+    node_id, ranks, read, save, transport, until,
 };
 
 /// The number of the GPU's pool.
@@ -37,6 +37,11 @@ fn gpu_pool(report: &StatReport) -> &PoolStat {
 fn on_gpu(client: &Client) -> u64 {
     let report = client.stat().unwrap();
     gpu_pool(&report).bytes - gpu_pool(&report).free_bytes
+}
+
+/// Bytes of all of a node's pools that blocks take.
+fn taken(client: &Client) -> u64 {
+    client.stat().unwrap().pools.iter().map(|pool| pool.bytes - pool.free_bytes).sum()
 }
 
 #[test]
@@ -116,7 +121,6 @@ fn what_cards_write_into_gpu_memory_is_flushed_before_it_is_looked_at() {
 #[test]
 fn blocks_that_find_no_room_on_the_way_land_in_host_memory() {
     let Some(standin) = StandIn::new() else { return };
-    standin.control("cuMemcpyHtoDAsync_v2 late 20");
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let a = node(&cluster, "A", &registry, &[]);
@@ -125,7 +129,18 @@ fn blocks_that_find_no_room_on_the_way_land_in_host_memory() {
     let (at_a, at_b) = (a.client().unwrap(), b.client().unwrap());
     let blocks = Blocks::small("more than staging holds");
     save(&at_a, &blocks);
-    assert_eq!(read(&at_b, &blocks, Source::From(node_id(&at_a))), Counts::all_ready(blocks.len()));
+    let from_a = Source::From(node_id(&at_a));
+    // No copy ends, and none gives its place to another block, before all blocks have a place.
+    standin.control("cuMemcpyHtoDAsync_v2 hold 1");
+    let counts = std::thread::scope(|scope| {
+        let reader = b.client().unwrap();
+        let (reader, blocks) = (reader, &blocks);
+        let reading = scope.spawn(move || read(&reader, blocks, from_a));
+        until("all blocks have a place", || taken(&at_b) >= 16 * (16 << 10));
+        standin.control("");
+        reading.join().unwrap()
+    });
+    assert_eq!(counts, Counts::all_ready(blocks.len()));
     assert_eq!(on_gpu(&at_b), 64 << 10, "as many as fit");
     assert_at_rest("B", &at_b);
     assert_at_rest("A", &at_a);
@@ -173,6 +188,56 @@ fn a_gpu_that_is_lost_takes_its_blocks_along_and_nothing_else() {
         counts == Counts::all_ready(lost.len())
     });
     assert_at_rest("A", &at_a);
+}
+
+#[test]
+fn a_block_of_a_gpu_that_was_just_lost_counts_as_missing() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let a = node(&cluster, "A", &registry, &[]);
+    let b = node(&cluster, "B", &registry, &gpu(&standin));
+    let (at_a, at_b) = (a.client().unwrap(), b.client().unwrap());
+    let [held, here, fetched] = ["held", "here", "fetched"].map(Blocks::small);
+    for blocks in [&held, &here, &fetched] {
+        save(&at_a, blocks);
+        let from_a = Source::From(node_id(&at_a));
+        let landed = at_b.acquire(&namespace(), &blocks.hashes, from_a).unwrap();
+        assert!(landed.iter().all(|block| matches!(block, Acquired::Ready(_))), "{landed:?}");
+    }
+    assert_eq!(on_gpu(&at_b), 3 * 16 * (16 << 10));
+    let kept = at_b.acquire(&namespace(), &held.hashes, Source::Here).unwrap();
+    // The loss shows first by a copy for a local reader: nothing of the GPU's is evicted before that.
+    standin.control("cuMemcpyDtoHAsync_v2 fail 719");
+    let none = Counts { not_found: here.len(), ..Counts::default() };
+    assert_eq!(read(&at_b, &here, Source::Here), none);
+    assert!(at_b.stat().unwrap().gpu.unwrap().lost);
+    assert_eq!(read(&at_b, &fetched, Source::Anywhere), Counts::all_ready(fetched.len()));
+    // What a program holds is a copy, which is as good as before; what it let go of is gone.
+    let all = Counts::all_ready(held.len());
+    assert_eq!(read(&at_b, &held, Source::Here), all);
+    drop(kept);
+    assert_eq!(read(&at_b, &held, Source::Anywhere), all);
+    until("all of them lie in host memory", || on_gpu(&at_b) == 0);
+    assert_at_rest("B", &at_b);
+}
+
+#[test]
+fn a_block_of_a_lost_gpu_is_fetched_by_the_read_that_meets_the_loss() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let a = node(&cluster, "A", &registry, &[]);
+    let b = node(&cluster, "B", &registry, &gpu(&standin));
+    let (at_a, at_b) = (a.client().unwrap(), b.client().unwrap());
+    let blocks = Blocks::small("on both");
+    let all = Counts::all_ready(blocks.len());
+    save(&at_a, &blocks);
+    assert_eq!(read(&at_b, &blocks, Source::Anywhere), all);
+    standin.control("cuMemcpyDtoHAsync_v2 fail 719");
+    assert_eq!(read(&at_b, &blocks, Source::Anywhere), all);
+    assert!(at_b.stat().unwrap().gpu.unwrap().lost);
+    until("all of them lie in host memory", || on_gpu(&at_b) == 0);
 }
 
 /// What `kvrail doctor` says where the driver is the library of this directory.

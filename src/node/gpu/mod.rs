@@ -20,8 +20,10 @@
 //!
 //! A copy that the driver refuses fails its block and nothing else. An error after which nothing on the
 //! GPU succeeds any more ([`CudaError::is_lost`]), or one that hides whether copies have ended, loses the
-//! GPU to this process: whoever meets it says so once, blocks under way fail, nothing lands there or is
-//! lent from there, and the residents in its memory are evicted, which withdraws them from the registry.
+//! GPU to this process: whoever meets it says so once, be it the data thread or a copy for an engine;
+//! blocks under way fail, nothing lands there or is lent from there, and the residents in its memory are
+//! evicted, which withdraws them from the registry. A local reader that still finds one there has it
+//! evicted first, and looks for it elsewhere; copies that engines hold stay good.
 //! The node goes on with its host pools until it is started again. Memory that copies in flight may touch
 //! stays theirs.
 
@@ -36,7 +38,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::cuda::{
-    Context, CudaError, Driver, EngineDevices, GpuPool, HostRegistration, LIBRARY_NAME, Staging,
+    Context, CudaError, Driver, EngineDevices, GpuPool, HostRegistration, LIBRARY_NAME, OnLoss,
+    Staging,
 };
 use crate::memory::{ForeignMemory, HostPool, Pool};
 use crate::protocol::door::stat::{GpuStat, GpuWayRefused, GpuWayStat};
@@ -66,6 +69,13 @@ fn lose(residency: &Residency, error: &CudaError) {
             "the GPU is lost: the blocks in its memory are gone, host memory serves on; start the node \
              again to have the GPU back"
         );
+    }
+}
+
+/// Copies for engines may be the first to meet a loss.
+impl OnLoss for Residency {
+    fn lost(&self, error: &CudaError) {
+        lose(self, error);
     }
 }
 
@@ -132,8 +142,9 @@ impl Gpu {
     }
 
     /// The way to engines' memory, with the pools as they are registered.
-    pub(super) fn devices(&self) -> EngineDevices {
-        EngineDevices::sharing(Arc::clone(&self.context), self.shadows.hosts())
+    pub(super) fn devices(&self, residency: &Arc<Residency>) -> EngineDevices {
+        let on_loss = Arc::clone(residency) as Arc<dyn OnLoss>;
+        EngineDevices::sharing(Arc::clone(&self.context), self.shadows.hosts(), Some(on_loss))
     }
 
     /// What is told of it; said in the log, too.

@@ -50,7 +50,8 @@ impl Shadows {
 
     /// Puts copies in host memory in the place of blocks in the GPU's, each as long as the block is
     /// held. What finds no room is busy, what cannot be copied has failed; neither is held any more.
-    /// Where one copy is refused the whole batch has failed.
+    /// Where one copy is refused the whole batch has failed. Where the GPU is lost, blocks that have no
+    /// copy stay as they are: the caller lets go of them.
     pub(in crate::node) async fn in_host_memory(
         self: Arc<Self>,
         residency: &Residency,
@@ -71,6 +72,9 @@ impl Shadows {
             },
             _ => false,
         });
+        if residency.device_is_lost() {
+            return;
+        }
         let mut sources = Vec::new();
         for outcome in &wanted {
             if let AcquireOutcome::Ready(held) = outcome {
@@ -92,6 +96,9 @@ impl Shadows {
             Ok(Ok(memory)) => (memory, AcquireOutcome::Busy(BusyReason::Memory)),
             Ok(Err(error)) => {
                 note_loss(residency, &error);
+                if residency.device_is_lost() {
+                    return;
+                }
                 tracing::warn!(%error, "blocks could not be copied out of the GPU's memory");
                 (Vec::new(), AcquireOutcome::Failed)
             }
@@ -140,6 +147,11 @@ impl Shadows {
         let len = u64::from(source.len.min(target.len));
         let piece = Piece::contiguous(source.offset, target.offset, len);
         queue.submit(bound, (&from, &to), &[piece], 0)
+    }
+
+    /// Whether a resident has a copy now.
+    pub(in crate::node) fn has(&self, hold: ResidentId) -> bool {
+        lock(&self.held).contains_key(&hold)
     }
 
     /// One more holds a resident that has a copy already: where that is.

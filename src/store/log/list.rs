@@ -29,6 +29,7 @@ impl List {
         let kind = match self.kind {
             MemoryKind::Host => 0,
             MemoryKind::Device => 1 << RANK_BITS,
+            MemoryKind::Engine => 2 << RANK_BITS,
         };
         kind | self.rank.get()
     }
@@ -37,7 +38,8 @@ impl List {
     pub(super) fn numbered(number: u64) -> Self {
         let kind = match number >> RANK_BITS {
             0 => MemoryKind::Host,
-            _ => MemoryKind::Device,
+            1 => MemoryKind::Device,
+            _ => MemoryKind::Engine,
         };
         let rank = u32::try_from(number & ((1 << RANK_BITS) - 1)).unwrap_or(0);
         Self { kind, rank: EvictionRank::clamped(rank) }
@@ -46,15 +48,15 @@ impl List {
     /// The list behind this one, or the first one behind the last.
     pub(super) fn next(self) -> Self {
         let Self { kind, rank } = self;
-        match (kind, rank) {
-            (MemoryKind::Host, EvictionRank::LAST) => {
-                Self { kind: MemoryKind::Device, rank: EvictionRank::FIRST }
-            }
-            (MemoryKind::Device, EvictionRank::LAST) => {
-                Self { kind: MemoryKind::Host, rank: EvictionRank::FIRST }
-            }
-            _ => Self { kind, rank: rank.raised() },
+        if rank < EvictionRank::LAST {
+            return Self { kind, rank: rank.raised() };
         }
+        let kind = match kind {
+            MemoryKind::Host => MemoryKind::Device,
+            MemoryKind::Device => MemoryKind::Engine,
+            MemoryKind::Engine => MemoryKind::Host,
+        };
+        Self { kind, rank: EvictionRank::FIRST }
     }
 }
 
@@ -66,7 +68,7 @@ mod tests {
     #[test]
     fn each_list_has_a_number_of_its_own_and_a_next_one() {
         let all: Vec<List> = List::all().collect();
-        assert_eq!(all.len(), 62);
+        assert_eq!(all.len(), 93);
         for (at, list) in all.iter().enumerate() {
             assert_eq!(List::numbered(list.number().into()), *list);
             assert!(usize::from(list.number()) < LISTS);

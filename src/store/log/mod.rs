@@ -57,7 +57,7 @@ const NUMBER_AT: u32 = TARGET_BITS + 1;
 const NUMBER_MASK: u64 = u64::MAX >> NUMBER_AT;
 
 /// Chunks for the ends of logs and for threads that are stopped while they hold one.
-const CHUNKS_SPARE: usize = if cfg!(any(test, shuttle)) { 128 } else { 2_048 };
+const CHUNKS_SPARE: usize = if cfg!(any(test, shuttle)) { 192 } else { 2_048 };
 
 /// The tag of a chunk that is being filled. Numbers begin at 1.
 const NO_TAG: u64 = 0;

@@ -56,7 +56,7 @@ pub(super) struct Bounds {
 
 pub(super) fn bounds(capacity: usize) -> Bounds {
     let full = capacity.div_ceil(ENTRIES);
-    let enough = if cfg!(any(test, shuttle)) { 0 } else { SLACK * full + 64 };
+    let enough = if cfg!(any(test, shuttle)) { 0 } else { SLACK * full + LISTS };
     let count = RESERVE * full + CHUNKS_SPARE;
     Bounds { enough: enough as u64, room: (count - SWEEPERS) as u64, count }
 }

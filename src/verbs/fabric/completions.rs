@@ -16,7 +16,8 @@ const TURNS: usize = 8;
 impl Connection {
     /// Takes completions, a bounded number. Answers whether there were any.
     pub(super) fn drain(&mut self, around: &mut Surroundings<'_>, batch: &mut EventBatch) -> bool {
-        if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting) {
+        if matches!(self.stage, Stage::Dialing | Stage::Welcome | Stage::Greeting | Stage::Raising)
+        {
             return false;
         }
         let connection = self.id;

@@ -11,6 +11,7 @@ use super::lane::{Lane, Posts};
 use super::link::Link;
 use super::nics::Nics;
 use super::parking::Parked;
+use super::raising::Raisers;
 use super::regions::Regions;
 use super::windows::Windows;
 use crate::fabric::{
@@ -46,6 +47,7 @@ pub(super) struct Surroundings<'a> {
     /// Paths that failed lately although the port is up, as when a cable behind a switch is out.
     pub(super) avoided: &'a mut Avoided<Path>,
     pub(super) regions: &'a Regions,
+    pub(super) raisers: &'a mut Raisers,
     pub(super) epoll: &'a Epoll,
     /// Completions that matched nothing, counted.
     pub(super) stale: &'a mut u64,
@@ -62,6 +64,8 @@ pub(super) enum Stage {
     Welcome,
     /// We accept: the connector's hello must come.
     Greeting,
+    /// The peer's hello is here: our queue pairs are being connected to its.
+    Raising,
     /// The peer's pattern must arrive.
     Probe,
     /// The peer's READY must come.
@@ -83,6 +87,7 @@ pub(super) struct Connection {
     pub(super) outbox: Vec<u8>,
     /// When it must be open; after a cut, when it must be drained.
     pub(super) deadline: Timestamp,
+    /// Not while it is being connected.
     pub(super) link: Option<Link>,
     pub(super) admitted: bool,
     /// What is known of the peer's regions.

@@ -18,7 +18,7 @@
 //! NICs that it uses, so a GID or an MTU that does not work is found here, and is said with both. A pair
 //! that fails is left out ([`super::rails`]), unless messages travel over it: then the connection ends,
 //! and the next one goes over another NIC where there is one. So is one of the acceptor's NICs that finds no
-//! way to where it is paired. The socket stays open: its end is how a peer's death is noticed before any retry counter runs out.
+//! way to where it is paired. How queue pairs come up: [`super::raising`]. The socket stays open: its end is how a peer's death is noticed before any retry counter runs out.
 
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -154,43 +154,86 @@ impl Connection {
     }
 
     fn take_welcome(&mut self, peer: &Hello, around: &mut Surroundings<'_>) -> Result<(), Broken> {
-        let link = self.link.as_mut().ok_or(Broken::UNREACHABLE)?;
+        let mut link = self.link.take().ok_or(Broken::UNREACHABLE)?;
         if !link.settle(peer) {
             return Err(Broken::VIOLATION);
         }
-        if let Err((nic, error)) = link.connect(around.nics, peer) {
-            // The next attempt goes over another NIC, where there is one.
-            self.path(nic).into_iter().for_each(|path| around.avoided.add(path, around.now));
-            return Err(self.exhausted(&error));
-        }
-        self.start_probes(around).map_err(|error| self.exhausted(&error))?;
-        self.met(peer, around);
-        Ok(())
+        self.raise(link, peer, around)
     }
 
     fn take_greeting(&mut self, peer: &Hello, around: &mut Surroundings<'_>) -> Result<(), Broken> {
-        let link = self.meet(peer, around).map_err(|error| self.exhausted(&error))?;
-        self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.nics)));
-        self.link = Some(link);
-        self.met(peer, around);
-        self.stage = Stage::Ready;
+        let seats = self.seats(peer, around);
+        let link = Link::new(around.nics, seats, self.token().encode());
+        let link = link.map_err(|error| self.exhausted(&error))?;
+        self.raise(link, peer, around)
+    }
+
+    fn raise(
+        &mut self,
+        link: Link,
+        peer: &Hello,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), Broken> {
+        let ways = link.ways(around.nics, peer);
+        let started = ways.and_then(|ways| around.raisers.raise(self.id, link, ways));
+        started.map_err(|error| self.exhausted(&error))?;
+        self.stage = Stage::Raising;
         Ok(())
     }
 
-    /// Queue pairs that are connected to the peer's. The kernel looks for the way to an address when a
-    /// queue pair comes up, and takes a second to find none: a NIC of ours that has none to where it is
-    /// paired is left out, here and for a while, as long as another one can take its place.
-    fn meet(&self, peer: &Hello, around: &mut Surroundings<'_>) -> Result<Link, VerbsError> {
-        loop {
-            let seats = self.seats(peer, around);
-            let mut link = Link::new(around.nics, seats, self.token().encode())?;
-            let Err((nic, error)) = link.connect(around.nics, peer) else { return Ok(link) };
-            let path = self.path(nic).filter(|_| around.nics.has_other(nic));
-            let path = path.filter(|path| !around.avoided.contains(path, around.now));
-            let Some(path) = path else { return Err(error) };
-            tracing::warn!(%error, "a NIC is left out of a connection");
-            around.avoided.add(path, around.now);
+    /// Our queue pairs are connected to the peer's, or cannot be.
+    pub(super) fn take_raised(
+        &mut self,
+        mut link: Link,
+        outcome: Result<(), (u8, VerbsError)>,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), Broken> {
+        if self.is_broken() {
+            return Ok(());
         }
+        let peer = Hello::decode(&self.inbox).ok_or(Broken::VIOLATION)?;
+        if let Err((nic, error)) = outcome {
+            drop(link);
+            return self.leave_out(nic, &error, &peer, around);
+        }
+        if link.queues.iter().any(|queue| around.nics.is_lost(queue.nic)) {
+            return Err(Broken::NIC_LOST);
+        }
+        link.lay_out(around.nics, &peer).map_err(|error| self.exhausted(&error))?;
+        if self.announced {
+            self.link = Some(link);
+            self.start_probes(around).map_err(|error| self.exhausted(&error))?;
+        } else {
+            self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.nics)));
+            self.link = Some(link);
+            self.stage = Stage::Ready;
+        }
+        self.met(&peer, around);
+        self.flush()?;
+        self.arm(around.epoll)
+    }
+
+    /// A NIC of ours has no way to where it is paired. It is left out, here and for a while, as long as
+    /// another one can take its place.
+    fn leave_out(
+        &mut self,
+        nic: u8,
+        error: &VerbsError,
+        peer: &Hello,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), Broken> {
+        let path = self.path(nic).filter(|path| !around.avoided.contains(path, around.now));
+        // A connector has made its offer: its next attempt goes over another NIC, where there is one.
+        let replaced = !self.announced && around.nics.has_other(nic);
+        let Some(path) = path.filter(|_| self.announced || replaced) else {
+            return Err(self.exhausted(error));
+        };
+        around.avoided.add(path, around.now);
+        if !replaced {
+            return Err(self.exhausted(error));
+        }
+        tracing::warn!(%error, "a NIC is left out of a connection");
+        self.take_greeting(peer, around)
     }
 
     /// Both ends know where their queue pairs are.

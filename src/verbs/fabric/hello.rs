@@ -215,6 +215,12 @@ impl Hello {
         }
     }
 
+    /// As if all NICs were at another address.
+    #[cfg(test)]
+    pub(super) fn move_to(&mut self, gid: [u8; 16]) {
+        self.cards.iter_mut().for_each(|card| card.gid = gid);
+    }
+
     /// The address of a queue pair: 0 is that of messages, data follows.
     pub(super) fn pair(&self, index: usize) -> QueuePairAddress {
         let pair = self.pairs.get(index).copied().unwrap_or_else(Pair::zeroed);

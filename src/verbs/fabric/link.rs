@@ -29,6 +29,16 @@ pub(super) struct Queue {
     pub(super) depth: usize,
 }
 
+/// How one queue pair gets to its peer's.
+#[derive(Debug)]
+pub(super) struct Way {
+    /// Our NIC that it is on.
+    nic: u8,
+    path: Path,
+    to: QueuePairAddress,
+    psn: u32,
+}
+
 /// A completion queue on each NIC that is used, one queue pair for messages, and the lanes.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -151,34 +161,31 @@ impl Link {
         })
     }
 
-    /// Connects all queue pairs to the peer's. Where one cannot be, the error comes with our NIC that it
-    /// is on.
-    pub(super) fn connect(&mut self, nics: &Nics, peer: &Hello) -> Result<(), (u8, VerbsError)> {
-        for (index, (pair, psn, seat)) in self.pairs().enumerate() {
-            self.raise((index, pair, psn), seat, (nics, peer))
-                .map_err(|error| (seat.nic, error))?;
-        }
-        let talks = self.messages_nic();
-        self.lay_out(nics, peer).map_err(|error| (talks, error))
+    /// How each queue pair gets to the peer's.
+    pub(super) fn ways(&self, nics: &Nics, peer: &Hello) -> Result<Vec<Way>, VerbsError> {
+        let way = |(index, (_, psn, seat)): (usize, (_, u32, Seat))| {
+            let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
+            let card = peer.cards().get(usize::from(seat.peer));
+            let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
+            let path = path(device, card, self.mtu(seat.nic));
+            Ok(Way { nic: seat.nic, path, to: peer.pair(index), psn })
+        };
+        self.pairs().enumerate().map(way).collect()
     }
 
-    /// Connects one queue pair.
-    fn raise(
-        &self,
-        (index, pair, psn): (usize, &QueuePair, u32),
-        seat: Seat,
-        (nics, peer): (&Nics, &Hello),
-    ) -> Result<(), VerbsError> {
-        let device = nics.get(seat.nic).ok_or_else(|| no_such_nic(seat.nic))?;
-        let card = peer.cards().get(usize::from(seat.peer));
-        let card = card.ok_or_else(|| no_such_nic(seat.peer))?;
-        let path = path(device, card, self.mtu(seat.nic));
-        pair.ready_to_receive(&path, peer.pair(index))?;
-        pair.ready_to_send(&path, psn)
+    /// Connects all queue pairs to the peer's, which takes as long as the kernel looks for the way. Where
+    /// one cannot be, the error comes with our NIC that it is on.
+    pub(super) fn raise(&self, ways: &[Way]) -> Result<(), (u8, VerbsError)> {
+        self.pairs().zip(ways).try_for_each(|((pair, ..), way)| {
+            let raised = pair.ready_to_receive(&way.path, way.to);
+            raised
+                .and_then(|()| pair.ready_to_send(&way.path, way.psn))
+                .map_err(|error| (way.nic, error))
+        })
     }
 
     /// Notes what goes where, now that all queue pairs are up.
-    fn lay_out(&mut self, nics: &Nics, peer: &Hello) -> Result<(), VerbsError> {
+    pub(super) fn lay_out(&mut self, nics: &Nics, peer: &Hello) -> Result<(), VerbsError> {
         for (lane, seat) in self.lanes.iter_mut().zip(self.seats.iter().skip(1)) {
             let ours = nics.get(seat.nic).map_or(0, |device| device.port.message_bytes);
             let theirs = peer.cards().get(usize::from(seat.peer)).map_or(0, |it| it.message_bytes);

@@ -39,6 +39,7 @@ mod polling;
 mod posting;
 mod probe;
 mod rails;
+mod raising;
 mod regions;
 mod service;
 mod table;
@@ -59,6 +60,7 @@ use self::connection::{Connection, PATHS_MAX, Path, Surroundings};
 use self::device::Device;
 use self::link::Link;
 use self::nics::Nics;
+use self::raising::Raisers;
 use self::regions::Regions;
 use self::table::{Table, Token};
 use super::error::VerbsError;
@@ -99,6 +101,7 @@ pub struct VerbsFabric {
     regions: Regions,
     nics: Nics,
     avoided: Avoided<Path>,
+    raisers: Raisers,
     listener: Option<OwnedFd>,
     local: Option<SocketAddr>,
     poll: PollMode,
@@ -184,6 +187,7 @@ impl VerbsFabric {
             regions: Regions::default(),
             nics,
             avoided: Avoided::new(PATHS_MAX),
+            raisers: Raisers::new(Arc::clone(&wake)),
             listener,
             local,
             poll: config.poll,
@@ -254,6 +258,7 @@ impl VerbsFabric {
             nics: &self.nics,
             avoided: &mut self.avoided,
             regions: &self.regions,
+            raisers: &mut self.raisers,
             epoll: &self.epoll,
             stale: &mut self.stale,
             found: &mut self.found,
@@ -272,6 +277,7 @@ impl VerbsFabric {
             nics: &self.nics,
             avoided: &mut self.avoided,
             regions: &self.regions,
+            raisers: &mut self.raisers,
             epoll: &self.epoll,
             stale: &mut self.stale,
             found: &mut self.found,

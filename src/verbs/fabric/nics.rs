@@ -136,6 +136,12 @@ impl Nics {
         numbered().filter(|(_, device)| !device.gone).map(|(nic, _)| nic).collect()
     }
 
+    /// Whether a NIC is gone, or cannot carry data where another one can.
+    pub(super) fn is_lost(&self, nic: u8) -> bool {
+        let is = |what: fn(&Device) -> bool| self.get(nic).is_some_and(what);
+        is(|device| device.gone) || self.has_other(nic) && !is(Device::is_usable)
+    }
+
     /// Whether another NIC than this one can carry data.
     pub(super) fn has_other(&self, nic: u8) -> bool {
         (0..).zip(&self.devices).any(|(at, device)| at != nic && device.is_usable())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::connection::Connection;
-use super::device::Device;
+use super::raising::Raised;
 use super::table::Token;
 use super::{SWEEP, VerbsFabric};
 use crate::fabric::{EventBatch, FabricError};
@@ -67,6 +67,10 @@ impl VerbsFabric {
             }
         }
         self.ready = ready;
+        while let Some(Raised { id, link, outcome }) = self.raisers.next() {
+            // The queues of a connection that is gone go here.
+            self.with(id, now, |connection, around| connection.take_raised(link, outcome, around));
+        }
         if now >= self.next_sweep {
             self.sweep(now, batch);
         }
@@ -128,15 +132,9 @@ impl VerbsFabric {
     /// Something happened to a NIC as a whole: where it cannot be used any more, its connections end.
     fn handle_device_event(&mut self, nic: u8, event: &AsyncEvent, now: Timestamp) {
         self.take_device_event(nic, event);
-        if self.nics.get(nic).is_some_and(|device| device.gone)
-            || self.nics.has_other(nic) && !self.is_usable(nic)
-        {
+        if self.nics.is_lost(nic) {
             self.leave(nic, now);
         }
-    }
-
-    fn is_usable(&self, nic: u8) -> bool {
-        self.nics.get(nic).is_some_and(Device::is_usable)
     }
 
     /// Notes what happened to a NIC or its port.
@@ -236,30 +234,39 @@ impl VerbsFabric {
 mod tests {
     //! SoftRoCE lets no device go that is in use, and no caller can name a local key that is none, so no test
     //! from outside sees either. These run where `KVRAIL_RDMA_NICS` names devices: in the guest of `tests/rxe`.
-    use std::net::SocketAddr;
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpStream};
     use std::sync::Arc;
 
+    use super::super::connection::Stage;
+    use super::super::hello::{Hello, Seat};
     use super::*;
     use crate::fabric::{
         Access, CloseReason, Completion, CompletionStatus, ConnectionId, Fabric, FabricEvent,
         ReadBatch, ReadWork, Region, RegisteredSpan, WrId,
     };
     use crate::memory::Mapping;
-    use crate::verbs::VerbsConfig;
+    use crate::verbs::{QueuePairAddress, VerbsConfig};
 
     const LEN: u32 = 64 << 10;
 
-    /// Two fabrics over the first two devices of the guest.
-    fn two() -> Option<[VerbsFabric; 2]> {
+    /// The first two devices of the guest: one on an interface of its own, one on a wire.
+    fn devices() -> Option<[String; 2]> {
         #[expect(clippy::disallowed_methods, reason = "the guest names its devices so")]
         let names = std::env::var("KVRAIL_RDMA_NICS").unwrap_or_default();
         let devices: Vec<String> = names.split_whitespace().take(2).map(str::to_owned).collect();
-        if devices.len() < 2 {
-            return None;
-        }
-        let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        devices.try_into().ok()
+    }
+
+    /// Two fabrics over both.
+    fn two() -> Option<[VerbsFabric; 2]> {
+        Some(fabrics(&devices()?))
+    }
+
+    fn fabrics(devices: &[String]) -> [VerbsFabric; 2] {
+        let (devices, listen) = (devices.to_vec(), Some(SocketAddr::from(([127, 0, 0, 1], 0))));
         let config = VerbsConfig { listen, devices, ..VerbsConfig::default() };
-        Some([0, 1].map(|_| VerbsFabric::new(&config).unwrap()))
+        [0, 1].map(|_| VerbsFabric::new(&config).unwrap())
     }
 
     /// Polls both in turn until one of the events of the first is what is looked for.
@@ -365,6 +372,36 @@ mod tests {
         });
         assert_eq!(status, (other, CompletionStatus::Success));
         assert!(bytes(&landed) == source);
+    }
+
+    /// The kernel takes a second to find that no way leads to an address, in the call that asks it.
+    #[test]
+    fn a_peer_that_no_way_leads_to_keeps_no_other_one_waiting() {
+        let Some([_, on_wire]) = devices() else { return };
+        let mut ends = fabrics(&[on_wire]);
+        let is_raising = |fabric: &mut VerbsFabric| {
+            fabric.table.iter_mut().any(|(_, peer)| peer.stage == Stage::Raising)
+        };
+        let mut hello = Hello::new(&ends[0].nics.devices);
+        // On the wire's network, and nobody's.
+        hello.move_to(std::net::Ipv4Addr::new(10, 78, 0, 99).to_ipv6_mapped().octets());
+        hello.lanes = 1;
+        hello.receives = 8;
+        let seat = Seat { nic: 0, peer: 0, reason: None };
+        (0..2).for_each(|at| hello.set_pair(at, QueuePairAddress { number: 17, psn: 0 }, seat));
+        let mut stranger = TcpStream::connect(ends[1].local_addr().unwrap()).unwrap();
+        stranger.write_all(bytemuck::bytes_of(&hello)).unwrap();
+        let end = coarse() + Duration::from_secs(20);
+        while !is_raising(&mut ends[1]) {
+            ends[1].poll(&mut EventBatch::default(), Duration::from_millis(1)).unwrap();
+            assert!(coarse() < end, "its queue pairs are connected within a poll");
+        }
+        connect(&mut ends);
+        while is_raising(&mut ends[1]) {
+            ends[1].poll(&mut EventBatch::default(), Duration::from_millis(1)).unwrap();
+            assert!(coarse() < end, "its queue pairs are connected for ever");
+        }
+        assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "it is hung up on");
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Scene {
         let devices =
             EngineDevices::new(Arc::clone(device.driver()), &[Arc::clone(pool.mapping())])
                 .map_err(CliError::failed)?;
-        let imported = Exporter::start(device.ordinal(), bytes).and_then(|exporter| {
+        let imported = Exporter::start(run, bytes).and_then(|exporter| {
             let source = MemorySource::CudaIpc { device: uuid(device), handle: exporter.handle };
             let memory = devices.import((&source, bytes as u64), None, &Claims::default());
             Ok((memory.map_err(CliError::failed)?, exporter))

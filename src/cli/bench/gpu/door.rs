@@ -47,7 +47,9 @@ pub(super) fn run(run: &mut Run<'_>, report: &mut Report) -> Result<(), CliError
     let cluster = Cluster::new(std::env::current_exe().map_err(CliError::failed)?)?;
     let registry = cluster.registry("registry", &[])?;
     let pool = format!("{}KiB", (batch * POOL_BATCHES) >> 10);
-    let node = cluster.node("node", registry.addresses()?.listen, &["--pool", &pool])?;
+    let told: Vec<&str> =
+        ["--pool", &pool].into_iter().chain(run.driver.iter().map(String::as_str)).collect();
+    let node = cluster.node("node", registry.addresses()?.listen, &told)?;
     let device = uuid(bound.context().device());
     for shape in SHAPES {
         for bytes in run.sizes.blocks.clone() {

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use crate::cli::CliError;
 use crate::cuda::{Context, CudaError, Device, DeviceMemory, IpcMemoryHandle, PinnedMemory};
 
-use super::pattern;
+use super::{Run, pattern};
 
 /// What begins the line with the handle, and the one that says why there is none.
 const HANDLE: &str = "handle ";
@@ -50,13 +50,15 @@ pub(super) struct Exporter {
 
 impl Exporter {
     /// Starts it; what it was refused, in words.
-    pub(super) fn start(gpu: u32, bytes: usize) -> Result<Self, CliError> {
+    pub(super) fn start(run: &Run<'_>, bytes: usize) -> Result<Self, CliError> {
         let cannot = |error: io::Error| {
             CliError::failed(format!("cannot start the process that has memory: {error}"))
         };
+        let gpu = run.bound.context().device().ordinal();
         let program = std::env::current_exe().map_err(cannot)?;
         let mut child = Command::new(program)
             .args(["bench", "gpu", "--gpu", &gpu.to_string(), "--exporter", &bytes.to_string()])
+            .args(&run.driver)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -16,6 +16,7 @@ mod measure;
 mod report;
 mod staging;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -52,6 +53,9 @@ pub struct GpuArgs {
     /// Print one JSON object instead of the table
     #[arg(long)]
     pub json: bool,
+    /// Library of the GPU's driver, for tests (default libcuda.so.1).
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub gpu_driver: Option<PathBuf>,
     /// Be the process that passes so many bytes of GPU memory on, and end with standard input.
     #[arg(long, value_name = "BYTES", hide = true)]
     pub exporter: Option<usize>,
@@ -94,6 +98,8 @@ impl Sizes {
 struct Run<'a> {
     bench: &'a Bench,
     bound: &'a Bound<'a>,
+    /// What the processes that this one starts are told of the driver.
+    driver: Vec<String>,
     sizes: Sizes,
     time: Duration,
     deadline: Deadline,
@@ -112,7 +118,8 @@ impl Run<'_> {
 /// Checks, measures and reports.
 pub(super) fn run(args: &GpuArgs) -> Result<ExitCode, CliError> {
     let none = |error| CliError::usage(format!("there is no GPU to check: {error}"));
-    let driver = Driver::open(LIBRARY_NAME).map_err(none)?;
+    let library = args.gpu_driver.as_deref();
+    let driver = Driver::open(library.unwrap_or(Path::new(LIBRARY_NAME))).map_err(none)?;
     let device = driver.device(args.gpu).map_err(none)?;
     if let Some(bytes) = args.exporter {
         return exporter::run(&device, bytes);
@@ -142,7 +149,10 @@ fn measure(
     let time = if args.quick { args.time.min(Duration::from_millis(20)) } else { args.time };
     let beside = DeviceMemory::allocate_plain(bound, longest as u64).map_err(CliError::failed)?;
     let deadline = Deadline::after(RUN_MAX);
-    let mut run = Run { bench, bound, sizes, time, deadline, pinned, beside };
+    let library = args.gpu_driver.as_ref().map(|path| path.display().to_string());
+    let driver = library.map(|path| ["--gpu-driver".to_owned(), path]);
+    let driver = driver.into_iter().flatten().collect();
+    let mut run = Run { bench, bound, driver, sizes, time, deadline, pinned, beside };
     bench.say("attributes, exports and imports");
     checks::run(&mut run, report);
     for (what, part) in [
