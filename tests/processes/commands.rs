@@ -172,6 +172,10 @@ fn what_cannot_be_restored_is_refused() {
     let output = scene.run(&["get", &hash, "--namespace", "tests", "-o", &out]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("is on no node"));
+    let from = ["get", &hash, "--namespace", "tests", "-o", &out, "--from", &"0".repeat(32)];
+    let output = scene.run(&from);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("that --from gives"));
     assert!(!scene.path("out").exists());
 }
 

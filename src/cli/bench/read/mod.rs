@@ -20,6 +20,7 @@ mod running;
 mod sweep;
 mod usage;
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ pub use hold::HoldArgs;
 use super::{Bench, print};
 use crate::cli::CliError;
 use crate::cli::cluster::{Cluster, Process};
+use crate::cli::sink::Target;
 use crate::config::{Size, duration, socket_address};
 use crate::limits::{READ_BYTES_MAX, STREAMS_MAX};
 use crate::node::TransportChoice;
@@ -149,11 +151,7 @@ fn size(text: &str) -> Result<u32, String> {
 pub(super) fn run(args: &ReadArgs) -> Result<ExitCode, CliError> {
     let sweep = Sweep::new(args)?;
     // Before anything is measured, so that a run does not end without its picture.
-    if let Some(path) = &args.plot {
-        std::fs::write(path, "").map_err(|error| {
-            CliError::usage(format!("--plot: cannot write {}: {error}", path.display()))
-        })?;
-    }
+    let plot = args.plot.as_ref().map(|path| Target::new(path, "--plot")).transpose()?;
     let bench = Bench::start(sweep.steps())?;
     let child = match args.peer {
         None => Some(Child::start(&args.device)?),
@@ -166,17 +164,19 @@ pub(super) fn run(args: &ReadArgs) -> Result<ExitCode, CliError> {
     let mut report = Report::new(holder_name);
     let outcome = sweep.measure(&mut holder, &bench, &mut report);
     report.interrupted = bench.close(outcome)?;
-    if let Some(path) = &args.plot {
-        plot::draw(&report, path).map_err(|error| {
-            CliError::failed(format!("--plot: cannot write {}: {error}", path.display()))
-        })?;
-    }
     let form = match (args.json, args.lines) {
         (true, _) => Form::Json,
         (_, true) => Form::Lines,
         _ => Form::Table,
     };
-    print(report.interrupted, |out| report.write(form, out))
+    let ended = print(report.interrupted, |out| report.write(form, out))?;
+    // What was measured is told by now, whatever becomes of its picture.
+    if let Some(mut plot) = plot {
+        let svg = plot::draw(&report).map_err(CliError::failed)?;
+        plot.write_all(svg.as_bytes()).map_err(|error| plot.unwritten(&error))?;
+        plot.keep()?;
+    }
+    Ok(ended)
 }
 
 /// A holder on this host.
