@@ -72,6 +72,11 @@ fn help_and_version_are_no_errors() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty() && !output.stdout.is_empty());
     }
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("it is there");
+    let mut untold = Command::new(env!("CARGO_BIN_EXE_kvrail"));
+    let untold = untold.arg("--help").stdout(full).output().expect("the command starts");
+    assert_eq!(untold.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&untold.stderr).starts_with("kvrail: cannot write the output"));
     let nothing = kvrail(&[], &[]);
     assert_eq!(nothing.status.code(), Some(2));
 }

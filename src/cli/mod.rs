@@ -173,11 +173,10 @@ fn say(line: impl Display) {
 /// Help and version where they were asked for, else what is wrong with the arguments.
 fn refuse(error: &clap::Error) -> ExitCode {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader that has gone away wants no help.
-            error.print().ok();
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match door::written(error.print()) {
+            Ok(_read_or_not) => ExitCode::SUCCESS,
+            Err(error) => ended_by(&error),
+        },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             error.print().ok();
             ExitCode::from(USAGE)

@@ -155,7 +155,7 @@ impl Task {
         match (before, error) {
             (Some(true) | None, Some(error)) if !connected => tracing::warn!(
                 %error,
-                "no registry: what is here is served on, and told when the registry answers"
+                "without the registry: what is here is served on, and announced when it answers"
             ),
             (Some(false), None) if connected => tracing::info!("the registry answers again"),
             _ => {}
