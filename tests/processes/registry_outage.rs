@@ -24,6 +24,14 @@ fn nodes_start_without_a_registry_and_announce_when_it_comes() {
     assert_eq!(read(&at_reader, &blocks, Source::Anywhere), nothing);
     assert_eq!(registry_state(&holder), "unreachable");
     until("that is logged", || holder.said().contains("without the registry"));
+    let mut why = String::new();
+    until("it passes the system's answer on", || {
+        why = at_holder.stat().unwrap().registry.error;
+        why.contains("Connection refused")
+    });
+    let parts: Vec<&str> = why.split(": ").collect();
+    let again = |at: &usize| parts[..*at].contains(&parts[*at]);
+    assert!(!(0..parts.len()).any(|at| again(&at)), "{why}");
     // Once, however often it was tried.
     assert_eq!(holder.said().matches("without the registry").count(), 1, "{}", holder.said());
 
