@@ -219,7 +219,7 @@ mod tests {
         let mut silent = VecDeque::new();
         for _ in 0..CONNECTIONS_MAX * 2 {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(b"G").await.unwrap();
+            stream.write_all(b"G").await.ok();
             silent.push_back(stream);
         }
         let answer = exchange(address, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -243,7 +243,7 @@ mod tests {
     async fn the_port_is_free_after_shutdown() {
         let (address, stop) = start(Arc::default(), DEADLINE).await;
         drop(stop);
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         while TcpStream::connect(address).await.is_ok() {
             assert!(tokio::time::Instant::now() < deadline, "still listening");
             tokio::task::yield_now().await;
