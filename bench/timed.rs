@@ -10,7 +10,7 @@ use kvrail::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
     Region, RegionId, RemoteSpan, Wake, WindowId,
 };
-use kvrail::memory::{Climb, ForeignFabric, ForeignMemory, Mapping, Rung};
+use kvrail::memory::{ForeignFabric, Mapping, Pinner};
 use kvrail::verbs::VerbsFabric;
 
 /// Nanoseconds since a moment that all threads of this process share.
@@ -126,13 +126,18 @@ impl Timed {
 }
 
 impl ForeignFabric for Timed {
-    fn register_foreign(
-        &mut self,
-        memory: &Arc<dyn ForeignMemory>,
-        access: Access,
-        rungs: &[Rung],
-    ) -> Result<(Option<Region>, Climb), FabricError> {
-        self.fabric.register_foreign(memory, access, rungs)
+    type Pinned = <VerbsFabric as ForeignFabric>::Pinned;
+
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
+        self.fabric.pinner(access)
+    }
+
+    fn adopt(&mut self, pinned: Self::Pinned) -> Result<Region, FabricError> {
+        self.fabric.adopt(pinned)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
+        self.fabric.disown(region)
     }
 }
 

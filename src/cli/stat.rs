@@ -11,7 +11,7 @@ use super::CliError;
 use super::door::{DoorArgs, write_json, written};
 use super::table::table;
 use crate::config::Size;
-use crate::protocol::door::stat::{GpuStat, GpuWayRefused, InPlaceStat, StatReport};
+use crate::protocol::door::stat::{GpuStat, GpuWayRefused, GpuWayStat, InPlaceStat, StatReport};
 use crate::types::{NodeId, WordError};
 
 /// Arguments of `kvrail stat`.
@@ -70,10 +70,14 @@ pub(super) fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<ExitCode, Cli
 fn gpu_rows(gpu: &GpuStat) -> Vec<[String; 2]> {
     let GpuStat { ordinal, name, pci, pool, way, .. } = gpu;
     let ways = gpu.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic)).collect::<String>();
+    let near = gpu.nics.iter().map(|GpuWayStat { nic, near, near_why, .. }| {
+        let near = if *near { "near" } else { "not near" };
+        [String::new(), format!("{nic} is {near}: {near_why}")]
+    });
     let lost = if gpu.lost { "lost: start the node again to have it back; " } else { "" };
     let line = format!("{lost}{ordinal}, {name} at {pci}, pool {pool}, {way}{ways}");
     let refused = gpu.refused.iter().map(refused_row);
-    [["gpu".to_owned(), line]].into_iter().chain(refused).collect()
+    [["gpu".to_owned(), line]].into_iter().chain(near).chain(refused).collect()
 }
 
 fn refused_row(refused: &GpuWayRefused) -> [String; 2] {
@@ -113,6 +117,11 @@ fn text(report: &StatReport) -> String {
     summary.add_row(["address", &node.address]);
     summary.add_row(["requester", &node.requester]);
     summary.add_row(["transport", &node.transport]);
+    let shared = match node.no_shared_memory.as_str() {
+        "" => "with peers on this host".to_owned(),
+        why => format!("none: {why}"),
+    };
+    summary.add_row(["shared memory", &shared]);
     summary.add_row(["policy", &node.policy]);
     let age = format!("{} ms ago", node.heartbeat_age_ms);
     summary.add_row(["heartbeat", &age]);

@@ -7,6 +7,10 @@
 //! behind the work that wrote the blocks; what it has copied is published only after the stream has come
 //! to its end, and so after the engine's event. An allocation stays open here until the last copy has
 //! ended, whatever became of the engine: the queue holds it.
+//!
+//! A handle names its allocation, so that one which is imported already is refused. A descriptor says
+//! nothing of whose memory it is: passed twice, it is imported twice, each time at addresses of its own
+//! and until its own end, and what two layouts write to the same bytes is their engines' affair.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;

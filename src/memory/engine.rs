@@ -7,8 +7,8 @@
 //!
 //! Memory is imported by one connection and is kept, by counted references, until that connection and
 //! every copy that it began have ended. An engine that dies takes nothing away from under a copy: the
-//! node's own mapping keeps the pages. A [`Claim`] keeps the same memory from being imported twice,
-//! by whomever, as long as the first import lives.
+//! node's own mapping keeps the pages. A [`Claim`] keeps memory that can be told from other memory (a file,
+//! an allocation by its handle) from being imported twice, by whomever, as long as the first import lives.
 
 use std::any::Any;
 use std::collections::BTreeSet;

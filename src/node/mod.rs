@@ -95,6 +95,7 @@ pub struct Inner {
     identity: NodeIdentity,
     requester: RequesterId,
     transport: &'static str,
+    no_shared_memory: String,
     registry_name: String,
     residency: Arc<Residency>,
     fetcher: Arc<Fetcher>,
@@ -178,7 +179,7 @@ impl Node {
         let local = local_node(&identity, requester, &options.secret)?;
         let imports = Imports::new(&residency, options.gpu_driver.clone(), gpu.as_ref());
         let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
-        let StartedData { handle: data, thread, transport, gpu } = started;
+        let StartedData { handle: data, thread, transport, no_shared_memory, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
             registry: Arc::clone(&registry),
             identity: identity.clone(),
@@ -204,6 +205,7 @@ impl Node {
             identity,
             requester,
             transport,
+            no_shared_memory,
             registry_name,
             residency,
             fetcher,
@@ -329,6 +331,7 @@ struct StartedData {
     handle: DataHandle<PeerAddress>,
     thread: DataJoin,
     transport: &'static str,
+    no_shared_memory: String,
     gpu: Option<(GpuStat, Arc<Shadows>)>,
 }
 
@@ -361,7 +364,9 @@ fn start_data<F>(
 where
     F: ForeignFabric + Fabric<Endpoint = SocketAddr> + Watch + Send + 'static,
 {
-    let fabric = transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
+    let neighbours =
+        transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
+    let (fabric, no_shared_memory) = neighbours;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(registered.served().map(RegionEntry::from));
     let gpu = gpu.zip(registered.gpu.as_ref());
@@ -390,7 +395,8 @@ where
     let peers = Peers::new(local, config, capabilities, store, sink)?;
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
-    Ok(StartedData { handle, thread, transport: capabilities.transport, gpu: known })
+    let transport = capabilities.transport;
+    Ok(StartedData { handle, thread, transport, no_shared_memory, gpu: known })
 }
 
 fn registry(

@@ -369,15 +369,20 @@ impl Residency {
     /// Evicts up to `max` residents from this memory and gives it back; how many bytes, 0 where none
     /// went.
     pub(super) fn evict(&self, kind: MemoryKind, max: usize) -> u64 {
-        let mut victims = Vec::with_capacity(max);
-        self.store.evict_batch(kind, max, &mut victims);
+        let (one, mut several) = (if max == 1 { self.store.evict(kind) } else { None }, Vec::new());
+        if max > 1 {
+            several.reserve_exact(max);
+            self.store.evict_batch(kind, max, &mut several);
+        }
+        // The data thread evicts one at a time, for which it asks the heap for nothing.
+        let victims = if max == 1 { one.as_slice() } else { several.as_slice() };
         if kind == MemoryKind::Host {
             // Relaxed: advice to those who read from here. What finds no room in the GPU's memory
             // lands in the host's, so that nobody has to hold back for its sake.
             self.stuck.store(victims.is_empty(), Ordering::Relaxed);
         }
         let now = self.clock.now();
-        for victim in &victims {
+        for victim in victims {
             self.evictions.note(victim, now);
             self.release(victim);
             self.tell(victim.key, false);

@@ -17,12 +17,14 @@ use tokio::sync::{oneshot, watch};
 use super::clock::Clock;
 pub use super::connected::{ConnectedPeer, PeerSnapshot};
 use super::heartbeat::{Heartbeat, Rounds};
-use super::in_place::{InPlace, NotRegistered, Registered, ServedLayout};
+use super::in_place::{
+    InPlace, Leftovers, NotRegistered, OpaquePinner, Pinned, Registered, ServedLayout,
+};
 use super::mailroom::{Answer, Inbox, Outbox};
 use super::rejections::{By, Rejections};
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, RegionId, Wake};
 use crate::limits;
-use crate::memory::{ForeignFabric, Registrable, Rung};
+use crate::memory::ForeignFabric;
 use crate::peer::{FetchId, FetchRequest, Fetched, Output, Peers, WithdrawalId};
 use crate::types::{BlockHash, NamespaceId, NodeId, PoolId, Reach, ResidentId, Scope, Timestamp};
 
@@ -61,9 +63,11 @@ pub(super) enum Command<E> {
     Drain {
         drained: oneshot::Sender<()>,
     },
+    Pinner {
+        answer: oneshot::Sender<OpaquePinner>,
+    },
     Register {
-        memory: Vec<Registrable>,
-        rungs: &'static [Rung],
+        pinned: Pinned,
         answer: oneshot::Sender<Result<Registered, NotRegistered>>,
     },
     Serve {
@@ -76,7 +80,7 @@ pub(super) enum Command<E> {
     LetGo {
         layouts: Vec<PoolId>,
         regions: Vec<RegionId>,
-        answer: oneshot::Sender<()>,
+        answer: oneshot::Sender<Leftovers>,
     },
     /// What was fetched for one who does not wait any more.
     Release {
@@ -358,8 +362,12 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                     self.peers.drain();
                     self.drained = Some(drained);
                 }
-                Command::Register { memory, rungs, answer } => {
-                    let registered = self.register(&memory, rungs);
+                Command::Pinner { answer } => {
+                    let pinner = self.pinner();
+                    self.tell(Answer::Pinner(answer, pinner));
+                }
+                Command::Register { pinned, answer } => {
+                    let registered = self.register(pinned);
                     self.tell(Answer::Registered(answer, registered));
                 }
                 Command::Serve { layout } => self.serve(layout),

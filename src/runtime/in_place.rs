@@ -3,12 +3,15 @@
 //! memory is registered, then a layout in it is served, then blocks of it become residents; these are
 //! withdrawn, and only then the layout is forgotten and its memory let go.
 
+use std::any::Any;
+use std::fmt;
+
 use tokio::sync::oneshot;
 
 use super::data::{Command, DataHandle, DataThread, Stopped};
 use super::mailroom::Answer;
 use crate::fabric::{Access, FabricError, Region, RegionId};
-use crate::memory::{Climb, ForeignFabric, Registrable, Rung};
+use crate::memory::{Climb, ForeignFabric, Pinner, Registrable, Rung};
 use crate::peer::{Landing, Pressure, WithdrawalId};
 use crate::protocol::{RegionEntry, TensorEntry};
 use crate::types::{PoolId, ResidentId, Timestamp};
@@ -67,8 +70,41 @@ pub enum NotRegistered {
     Stopped(#[from] Stopped),
 }
 
+/// What only the fabric of the data thread knows.
+type Opaque = Box<dyn Any + Send>;
+
+/// Pins memory for the fabric of the data thread, on another one.
+pub(super) struct OpaquePinner(Pinner<Opaque>);
+
+impl fmt::Debug for OpaquePinner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpaquePinner").finish_non_exhaustive()
+    }
+}
+
+/// Pinned memory, and how it came to that where it is another driver's.
+pub(super) type Pinned = Vec<(Opaque, Option<Climb>)>;
+
+/// What is left of regions, which goes when this is dropped.
+pub(super) type Leftovers = Vec<Opaque>;
+
+/// Pins all of this memory, or none.
+fn pin_all(
+    OpaquePinner(pin): &OpaquePinner,
+    memory: &[Registrable],
+    rungs: &[Rung],
+) -> Result<Pinned, NotRegistered> {
+    let one = |memory: &Registrable| match (pin(memory, rungs)?, memory) {
+        ((Some(pinned), _), Registrable::Host(_)) => Ok((pinned, None)),
+        ((Some(pinned), climb), Registrable::Foreign(_)) => Ok((pinned, Some(climb))),
+        ((None, climb), _) => Err(NotRegistered::NoWay(climb)),
+    };
+    memory.iter().map(one).collect()
+}
+
 impl<E> DataHandle<E> {
-    /// Registers memory for peers to read, by these rungs where it is another driver's.
+    /// Registers memory for peers to read, by these rungs where it is another driver's. Its pages are
+    /// pinned on a thread of their own: peers are served meanwhile.
     ///
     /// # Errors
     /// [`NotRegistered`].
@@ -77,8 +113,14 @@ impl<E> DataHandle<E> {
         memory: Vec<Registrable>,
         rungs: &'static [Rung],
     ) -> Result<Registered, NotRegistered> {
+        let (answer, pinner) = oneshot::channel();
+        self.send(Command::Pinner { answer })?;
+        let pin = pinner.await.map_err(|_gone| Stopped)?;
+        let pinned = tokio::task::spawn_blocking(move || pin_all(&pin, &memory, rungs));
+        let pinned =
+            pinned.await.unwrap_or_else(|died| std::panic::resume_unwind(died.into_panic()))?;
         let (answer, registered) = oneshot::channel();
-        self.send(Command::Register { memory, rungs, answer })?;
+        self.send(Command::Register { pinned, answer })?;
         registered.await.map_err(|_gone| Stopped)?
     }
 
@@ -109,48 +151,42 @@ impl<E> DataHandle<E> {
         layouts: Vec<PoolId>,
         regions: Vec<RegionId>,
     ) -> Result<(), Stopped> {
-        let (answer, done) = oneshot::channel();
+        let (answer, left) = oneshot::channel();
         self.send(Command::LetGo { layouts, regions, answer })?;
-        done.await.map_err(|_gone| Stopped)
+        let left = left.await.map_err(|_gone| Stopped)?;
+        // Unpinning takes as long as pinning did.
+        tokio::task::spawn_blocking(move || drop(left))
+            .await
+            .unwrap_or_else(|died| std::panic::resume_unwind(died.into_panic()));
+        Ok(())
     }
 }
 
 impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
-    pub(super) fn register(
-        &mut self,
-        memory: &[Registrable],
-        rungs: &[Rung],
-    ) -> Result<Registered, NotRegistered> {
+    /// Pins memory on another thread, for [`Self::register`].
+    pub(super) fn pinner(&self) -> OpaquePinner {
+        let pin = self.fabric.pinner(Access::RemoteRead);
+        OpaquePinner(Box::new(move |memory, rungs| {
+            let (pinned, climb) = pin(memory, rungs)?;
+            Ok((pinned.map(|pinned| Box::new(pinned) as Opaque), climb))
+        }))
+    }
+
+    /// Makes regions of pinned memory, of all of it or of none.
+    pub(super) fn register(&mut self, pinned: Pinned) -> Result<Registered, NotRegistered> {
         let mut done = Registered::new();
-        for memory in memory {
-            match self.register_one(memory, rungs) {
-                Ok(registered) => done.push(registered),
+        for (pinned, climb) in pinned {
+            // Whatever else it were would be another fabric's, and a node has one.
+            let Ok(pinned) = pinned.downcast::<F::Pinned>() else { continue };
+            match self.fabric.adopt(*pinned) {
+                Ok(region) => done.push((region, climb)),
                 Err(error) => {
                     done.iter().for_each(|(region, _)| self.fabric.deregister(region.id));
-                    return Err(error);
+                    return Err(error.into());
                 }
             }
         }
         Ok(done)
-    }
-
-    fn register_one(
-        &mut self,
-        memory: &Registrable,
-        rungs: &[Rung],
-    ) -> Result<(Region, Option<Climb>), NotRegistered> {
-        let access = Access::RemoteRead;
-        match memory {
-            Registrable::Host(mapping) => {
-                Ok((self.fabric.register(mapping.clone(), access)?, None))
-            }
-            Registrable::Foreign(memory) => {
-                match self.fabric.register_foreign(memory, access, rungs)? {
-                    (Some(region), climb) => Ok((region, Some(climb))),
-                    (None, climb) => Err(NotRegistered::NoWay(climb)),
-                }
-            }
-        }
     }
 
     pub(super) fn serve(&mut self, layout: ServedLayout) {
@@ -190,11 +226,12 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
         &mut self,
         layouts: &[PoolId],
         regions: &[RegionId],
-        answer: oneshot::Sender<()>,
+        answer: oneshot::Sender<Leftovers>,
     ) {
         layouts.iter().for_each(|pool| self.landing.forget(*pool));
         self.move_marks();
-        regions.iter().for_each(|region| self.fabric.deregister(*region));
-        self.tell(Answer::Done(answer));
+        let left = regions.iter().filter_map(|region| self.fabric.disown(*region));
+        let left = left.map(|left| Box::new(left) as Opaque).collect();
+        self.tell(Answer::LetGo(answer, left));
     }
 }

@@ -13,7 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use super::data::Answered;
-use super::in_place::{NotRegistered, Registered};
+use super::in_place::{Leftovers, NotRegistered, OpaquePinner, Registered};
 use crate::limits;
 use crate::peer::Fetched;
 use crate::sync::Mailbox;
@@ -76,6 +76,8 @@ pub(super) enum Answer<S> {
     Fetched(oneshot::Sender<Answered>, Answered),
     Snapshot(oneshot::Sender<S>, S),
     Reset(oneshot::Sender<u32>, u32),
+    Pinner(oneshot::Sender<OpaquePinner>, OpaquePinner),
+    LetGo(oneshot::Sender<Leftovers>, Leftovers),
     Registered(
         oneshot::Sender<Result<Registered, NotRegistered>>,
         Result<Registered, NotRegistered>,
@@ -144,6 +146,8 @@ impl<S> Outbox<S> {
                     }
                     Answer::Snapshot(to, snapshot) => drop(to.send(snapshot)),
                     Answer::Reset(to, count) => drop(to.send(count)),
+                    Answer::Pinner(to, pinner) => drop(to.send(pinner)),
+                    Answer::LetGo(to, left) => drop(to.send(left)),
                     Answer::Registered(to, registered) => drop(to.send(registered)),
                     Answer::Done(to) => drop(to.send(())),
                 }

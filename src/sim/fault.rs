@@ -13,7 +13,7 @@ use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, Rail,
     ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
-use crate::memory::{Climb, ForeignFabric, ForeignMemory, Rung};
+use crate::memory::{ForeignFabric, Pinner};
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
 use crate::types::Reach;
@@ -149,13 +149,18 @@ impl<F> Faulty<F> {
 }
 
 impl<F: ForeignFabric> ForeignFabric for Faulty<F> {
-    fn register_foreign(
-        &mut self,
-        memory: &Arc<dyn ForeignMemory>,
-        access: Access,
-        rungs: &[Rung],
-    ) -> Result<(Option<Region>, Climb), FabricError> {
-        self.inner.register_foreign(memory, access, rungs)
+    type Pinned = F::Pinned;
+
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
+        self.inner.pinner(access)
+    }
+
+    fn adopt(&mut self, pinned: Self::Pinned) -> Result<Region, FabricError> {
+        self.inner.adopt(pinned)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
+        self.inner.disown(region)
     }
 }
 

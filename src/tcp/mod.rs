@@ -59,7 +59,7 @@ use crate::limits::{
     HANDSHAKE_TIMEOUT, HANDSHAKES_MAX, READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX,
     STALL_TIMEOUT, STREAMS_MAX,
 };
-use crate::memory::{Climb, ForeignFabric, ForeignMemory, Mapping, Regions, Rung};
+use crate::memory::{Climb, ForeignFabric, Mapping, Pinner, Regions, Registrable};
 use crate::sys::connections::Broken;
 use crate::sys::watch::Watch;
 use crate::types::Timestamp;
@@ -359,13 +359,25 @@ impl TcpFabric {
 
 /// It serves in software, from memory that the CPU reads.
 impl ForeignFabric for TcpFabric {
-    fn register_foreign(
-        &mut self,
-        _memory: &Arc<dyn ForeignMemory>,
-        _access: Access,
-        _rungs: &[Rung],
-    ) -> Result<(Option<Region>, Climb), FabricError> {
-        Ok((None, Climb::default()))
+    type Pinned = (Arc<Mapping>, Access);
+
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
+        Box::new(move |memory, _rungs| {
+            let pinned = match memory {
+                Registrable::Host(mapping) => Some((Arc::clone(mapping), access)),
+                Registrable::Foreign(_) => None,
+            };
+            Ok((pinned, Climb::default()))
+        })
+    }
+
+    fn adopt(&mut self, (memory, access): Self::Pinned) -> Result<Region, FabricError> {
+        self.regions.register(memory, access)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
+        self.regions.deregister(region);
+        None
     }
 }
 

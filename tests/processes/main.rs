@@ -35,6 +35,7 @@ mod engine_memory;
 mod fabric_attack;
 mod full_pool;
 mod gpu_memory;
+mod gpu_over_shm;
 mod healing;
 mod holder_dies;
 mod hostile;

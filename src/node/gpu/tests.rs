@@ -5,6 +5,8 @@
 #[expect(dead_code, reason = "the tests of the room use more of it")]
 mod cuda_standin;
 
+mod steady;
+
 use std::time::Duration;
 
 use super::*;

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::layout::BlockId;
 use crate::memory::{Climb, GpuDirect, Rung};
 use crate::node::options::NodeOptions;
-use crate::protocol::door::stat::{GpuWayRefused, GpuWayStat, InPlaceStat, LayoutStat};
+use crate::protocol::door::stat::{GpuWayRefused, InPlaceStat, LayoutStat};
 use crate::runtime::door::Imported;
 use crate::sync::{Mutex, lock};
 use crate::types::{Extent, MemoryKind, PoolId};
@@ -103,9 +103,7 @@ impl Layouts {
         let layout = |(pool, open): (&PoolId, &Arc<Open>)| {
             let blocks = open.published.load(Ordering::Relaxed);
             let bytes = blocks * u64::from(open.imported.layout.block_bytes());
-            let rungs = open.climbs.iter().flat_map(|climb| &climb.rungs);
-            let nics =
-                rungs.map(|(nic, rung)| GpuWayStat { nic: nic.clone(), rung: rung.to_string() });
+            let nics = open.climbs.iter().flat_map(Climb::ways);
             let refused = open.climbs.iter().flat_map(|climb| &climb.refused);
             LayoutStat {
                 pool: pool.0,

@@ -44,6 +44,8 @@ pub struct NodeStat {
     pub policy: String,
     /// The way to peers on other hosts, `tcp` or `verbs`; `shm` where there is none.
     pub transport: String,
+    /// Why peers on this host are not reached over shared memory; empty where they are.
+    pub no_shared_memory: String,
     /// Since its data thread last went round, milliseconds: at most 1000 where it is idle.
     pub heartbeat_age_ms: u64,
 }
@@ -90,6 +92,11 @@ pub struct GpuWayStat {
     pub nic: String,
     /// `dma-buf`, `peermem` or `staging`.
     pub rung: String,
+    /// Whether it is among those nearest to the GPU: where NICs reach the GPU's memory itself, bytes go
+    /// over these.
+    pub near: bool,
+    /// How near it is by the PCI path and the NUMA nodes, or by which setting.
+    pub near_why: String,
 }
 
 /// A way into a GPU's memory that was refused.

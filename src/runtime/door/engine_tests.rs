@@ -203,6 +203,8 @@ fn what_does_not_fit_is_refused_with_the_reason_and_the_connection_goes_on() {
     assert!(sentence.contains(&BYTES.to_string()), "{sentence}");
     let (reason, sentence) = refusal(raw.ask(&layout(vec![Tensor { offset: 64, ..TENSOR }])));
     assert_eq!(reason, ImportRefusal::AlreadyImported, "{sentence}");
+    // In part, and with the numbers of both.
+    assert!(sentence.contains("bytes 64..") && sentence.contains("meet bytes 0.."), "{sentence}");
 
     assert!(matches!(raw.ask(&save(&[(1, 4)])), Reply::Refused { .. }), "no such block");
     assert!(matches!(raw.ask(&load(&[(1, 1), (2, 1)])), Reply::Refused { .. }), "twice");
