@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::runtime::deadline::Deadline;
 
 /// How long a process may take to be ready.
-const READY_TIMEOUT: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a process that is told to stop may take before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);

@@ -190,10 +190,12 @@ fn a_node_that_accepts_nobody_is_given_up_in_time() {
 fn a_call_that_missed_its_deadline_ends_the_connection() {
     let running = Running::start(POOL);
     let service = &running.service;
-    let client = Client::connect_within(&running.path(), Duration::from_millis(500)).unwrap();
+    let client = Client::connect(&running.path()).unwrap();
     let memory = client.reserve(&[10]).unwrap();
     service.open.send_replace(false);
-    let late = client.acquire(&namespace(), &[hash(1)], Source::Anywhere).unwrap_err();
+    let (source, hashes) = (Source::Anywhere, vec![hash(1)]);
+    let acquire = Request::Acquire { namespace: namespace(), source, hashes };
+    let late = client.call_within(&acquire, Duration::from_millis(50)).unwrap_err();
     assert!(matches!(late, ClientError::TimedOut { .. }), "{late}");
     let closed = client.stat().unwrap_err();
     assert!(matches!(closed, ClientError::Closed), "{closed}");

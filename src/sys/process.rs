@@ -129,7 +129,7 @@ mod tests {
         shell.kill().unwrap();
         shell.wait().unwrap();
         let mut fds = [PollFd::new(output.get_ref(), PollFlags::IN)];
-        let deadline = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let deadline = Timespec { tv_sec: 60, tv_nsec: 0 };
         assert_eq!(poll(&mut fds, Some(&deadline)).unwrap(), 1, "it lives on");
         line.clear();
         output.read_to_string(&mut line).unwrap();

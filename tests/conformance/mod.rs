@@ -74,7 +74,7 @@ pub(crate) fn bytes_of(memory: &Mapping, offset: u64, len: usize) -> Vec<u8> {
 }
 
 /// How long a condition may take to come true.
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// An event, with the message's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]

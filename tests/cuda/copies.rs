@@ -12,7 +12,7 @@ use crate::{context, host, used};
 
 const BYTES: usize = 64 << 10;
 const LEN: u64 = BYTES as u64;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Host memory on both sides of device memory.
 struct Scene {

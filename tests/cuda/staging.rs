@@ -10,7 +10,7 @@ use crate::cuda_standin::StandIn;
 
 const LEN: u64 = 1 << 20;
 const BLOCK: u64 = 128 << 10;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Scene {
     context: Arc<Context>,

@@ -89,7 +89,7 @@ fn a_node_that_leaves_lets_a_running_lease_end_and_sends_others_elsewhere() {
 /// A reader that never completes costs the holder its lease's deadline, and no more.
 #[test]
 fn a_lease_that_nobody_ends_keeps_a_leaving_node_until_its_deadline() {
-    Scene::start("3s").leave_while_lending(|holder, at_holder| {
+    Scene::start("8s").leave_while_lending(|holder, at_holder| {
         drop(at_holder);
         let status = holder.wait(PATIENCE).expect("it ends with the lease");
         assert_eq!(status.code(), Some(0));

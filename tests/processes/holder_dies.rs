@@ -9,8 +9,8 @@
 use kvrail::protocol::door::Source;
 
 use crate::support::{
-    Blocks, Counts, IMPATIENT, OVER_SHM, assert_at_rest_over, assert_rank, cluster, node_id, read,
-    save, transport, until, with_rank,
+    Blocks, Counts, OVER_SHM, assert_at_rest_over, assert_rank, cluster, node_id, read, save,
+    transport, until, with_rank,
 };
 
 /// Which blocks the reader has when the holder dies.
@@ -33,11 +33,10 @@ fn holder_killed_at(point: &str, arrived: Arrived, over: &[&str]) {
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
     let fault = format!("kill:{point}");
-    let arguments = [&IMPATIENT[..], over].concat();
-    let with_fault = [&arguments[..], &["--fault", &fault]].concat();
+    let with_fault = [over, &["--fault", &fault]].concat();
     let mut holder = cluster.node("holder", address, &with_fault).unwrap();
-    let other = cluster.node("other", address, &arguments).unwrap();
-    let reader = cluster.node("reader", address, &arguments).unwrap();
+    let other = cluster.node("other", address, over).unwrap();
+    let reader = cluster.node("reader", address, over).unwrap();
     let (at_holder, at_other, at_reader) =
         (holder.client().unwrap(), other.client().unwrap(), reader.client().unwrap());
     let blocks = Blocks::small("of two owners");
@@ -64,7 +63,7 @@ fn holder_killed_at(point: &str, arrived: Arrived, over: &[&str]) {
     assert_at_rest("the other owner", &at_other);
 
     drop(at_holder);
-    let holder = cluster.node("holder", address, &arguments).unwrap();
+    let holder = cluster.node("holder", address, over).unwrap();
     let at_holder = holder.client().unwrap();
     let fresh = Blocks::small("saved after the restart");
     save(&at_holder, &fresh);

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use crate::support::{
     Blocks, Counts, IMPATIENT, assert_at_rest, assert_rank, cluster, is_lending, metric, node_id,
-    ranks, read, save, try_read, until,
+    ranks, read, save, stop, try_read, until, until_stopped,
 };
 
 const SIZE: usize = 1 << 20;
@@ -28,11 +28,11 @@ struct Trio {
 }
 
 impl Trio {
-    fn start(fault_of_holder: Option<&str>) -> Self {
+    fn start(waits: &[&str], fault_of_holder: Option<&str>) -> Self {
         let cluster = cluster();
         let registry = cluster.registry("registry", &[]).unwrap();
         let address = registry.addresses().unwrap().listen;
-        let arguments = [&IMPATIENT[..], &["--pool", "160MiB", "--lease-bytes", "160MiB"]].concat();
+        let arguments = [waits, &["--pool", "160MiB", "--lease-bytes", "160MiB"]].concat();
         let mut with_fault = arguments.clone();
         if let Some(fault) = fault_of_holder {
             with_fault.extend(["--fault", fault]);
@@ -66,7 +66,8 @@ fn assert_ended(counts: Counts, blocks: &Blocks) {
 
 #[test]
 fn a_holder_killed_in_mid_read_is_replaced_by_another_owner() {
-    let mut trio = Trio::start(None);
+    // What is killed is known to be gone at once.
+    let mut trio = Trio::start(&[], None);
     let (at_holder, at_other, at_reader) = (
         trio.holder.client().unwrap(),
         trio.other.client().unwrap(),
@@ -84,11 +85,11 @@ fn a_holder_killed_in_mid_read_is_replaced_by_another_owner() {
 
 #[test]
 fn a_holder_stopped_in_mid_read_is_harmless_when_it_goes_on() {
-    let trio = Trio::start(None);
+    let trio = Trio::start(&IMPATIENT, None);
     let (at_holder, at_reader) = (trio.holder.client().unwrap(), trio.reader.client().unwrap());
     let blocks = Blocks::new("large", COUNT, SIZE);
     save(&at_holder, &blocks);
-    let stop = || trio.holder.signal(Signal::STOP);
+    let stop = || stop(&trio.holder);
     assert_ended(read_while(&at_reader, &at_holder, &blocks, stop), &blocks);
     assert_at_rest("the reader", &at_reader);
     trio.holder.signal(Signal::CONT);
@@ -104,7 +105,7 @@ fn a_holder_stopped_in_mid_read_is_harmless_when_it_goes_on() {
 /// within one call the reader gives it up and gets every block from the other one.
 #[test]
 fn within_one_call_a_silent_owner_is_replaced() {
-    let trio = Trio::start(Some("stop:sent-lease"));
+    let trio = Trio::start(&IMPATIENT, Some("stop:sent-lease"));
     let (at_holder, at_other, at_reader) = (
         trio.holder.client().unwrap(),
         trio.other.client().unwrap(),
@@ -116,11 +117,12 @@ fn within_one_call_a_silent_owner_is_replaced() {
     assert_eq!(read(&at_reader, &silent, from), Counts::all_failed(silent.len()));
     assert_at_rest("the reader", &at_reader);
 
+    until_stopped(&trio.holder);
     trio.holder.signal(Signal::CONT);
     let both = Blocks::small("both have these");
     save(&at_holder, &both);
     save(&at_other, &both);
-    trio.holder.signal(Signal::STOP);
+    stop(&trio.holder);
     assert_eq!(read(&at_reader, &both, Source::Anywhere), Counts::all_ready(both.len()));
     assert_rank(&at_other, &both, 2);
     trio.holder.signal(Signal::CONT);
@@ -145,7 +147,7 @@ fn one_read_that_is_not_answered_is_enough_to_leave_its_holder_alone() {
     save(&at_holder, &second);
     let from = Source::From(node_id(&at_holder));
     assert_eq!(read(&at_reader, &first, from), Counts::all_ready(first.len()));
-    holder.signal(Signal::STOP);
+    stop(&holder);
     assert_eq!(read(&at_reader, &second, from), Counts::all_failed(second.len()));
     let health = at_reader.stat().unwrap().health;
     let silent = |of: &kvrail::protocol::door::stat::HealthStat| {
@@ -161,7 +163,7 @@ fn one_read_that_is_not_answered_is_enough_to_leave_its_holder_alone() {
 
 /// Two owners, one of which dies in some read: no read lacks a block.
 fn no_read_fails_where_an_owner_dies_at(point: &str) {
-    let mut trio = Trio::start(Some(&format!("kill:{point}:2")));
+    let mut trio = Trio::start(&[], Some(&format!("kill:{point}:2")));
     let (at_holder, at_other, at_reader) = (
         trio.holder.client().unwrap(),
         trio.other.client().unwrap(),
@@ -190,7 +192,7 @@ fn no_read_fails_while_another_owner_lives() {
 
 #[test]
 fn a_reader_killed_in_mid_read_leaves_nothing_pinned() {
-    let mut trio = Trio::start(None);
+    let mut trio = Trio::start(&IMPATIENT, None);
     let (at_holder, at_reader) = (trio.holder.client().unwrap(), trio.reader.client().unwrap());
     let blocks = Blocks::new("large", COUNT, SIZE);
     save(&at_holder, &blocks);
@@ -227,6 +229,7 @@ fn a_reader_that_hangs_loses_its_lease() {
         until("the lease expires", || metric(&holder, expired) > 0.0);
         assert_at_rest("the holder", &at_holder);
         assert_rank(&at_holder, &blocks, 1);
+        until_stopped(&reader);
         reader.signal(Signal::CONT);
         assert_ended(reading.join().unwrap(), &blocks);
     });

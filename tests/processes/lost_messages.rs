@@ -28,20 +28,27 @@ struct Expected {
 
 const READ: Expected = Expected { rank: 2, replayed: 0.0, late: 0.0 };
 
+/// How long leases live, and how long an answer is waited for.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    lease: &'static str,
+    answer: &'static str,
+}
+
 /// Longer than an answer is waited for, so that a lease that nobody knows of does not expire, and its
 /// requester is not cut, while the read is tried again.
-const LONG: &str = "4s";
+const LONG: Times = Times { lease: "6s", answer: "1s" };
 
 /// So short that a completion is too late once its answer has been waited for.
-const SHORT: &str = "500ms";
+const SHORT: Times = Times { lease: "2s", answer: "4s" };
 
-fn read_over(at: At, fault: &str, lease: &str, expected: Expected) {
+fn read_over(at: At, fault: &str, times: Times, expected: Expected) {
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
     let start = |name, has_fault| {
-        let mut arguments = vec!["--metrics-listen", "127.0.0.1:0", "--lease-ttl", lease];
-        arguments.extend(["--lease-margin", "200ms", "--transfer-timeout", "1s"]);
+        let mut arguments = vec!["--metrics-listen", "127.0.0.1:0", "--lease-ttl", times.lease];
+        arguments.extend(["--lease-margin", "200ms", "--transfer-timeout", times.answer]);
         if has_fault {
             arguments.extend(["--fault", fault]);
         }

@@ -15,6 +15,7 @@ use kvrail::protocol::door::stat::StatReport;
 use kvrail::runtime::deadline::Deadline;
 use kvrail::types::{BlockHash, Namespace, NodeId};
 use rustix::net::{AddressFamily, SocketType};
+use rustix::process::Signal;
 
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_kvrail");
@@ -26,9 +27,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Leases that end soon, and answers that are not waited for long, so that tests of lost peers are
-/// short.
+/// short: for those that wait for such an end. What must succeed has less time, too.
 pub(crate) const IMPATIENT: [&str; 6] =
-    ["--lease-ttl", "1s", "--lease-margin", "200ms", "--transfer-timeout", "1s"];
+    ["--lease-ttl", "3s", "--lease-margin", "200ms", "--transfer-timeout", "2s"];
 
 /// Nodes that talk over shared memory, and over nothing else.
 pub(crate) const OVER_SHM: [&str; 2] = ["--transport", "shm"];
@@ -41,14 +42,24 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a process has stopped itself: a signal to go on that came before would be lost on it.
+/// Waits until all threads of a process stand. Where it stops itself, a signal to go on that came before
+/// would be lost on it.
 pub(crate) fn until_stopped(process: &Process) {
-    let stat = format!("/proc/{}/stat", process.id());
-    until("it stops itself", || {
-        let stat = std::fs::read_to_string(&stat).unwrap();
-        // Behind the name, which is in parentheses and may hold anything.
-        stat.rsplit_once(") ").is_some_and(|(_name, rest)| rest.starts_with('T'))
+    let threads = format!("/proc/{}/task", process.id());
+    until("it stands", || {
+        std::fs::read_dir(&threads).unwrap().filter_map(Result::ok).all(|thread| {
+            // A thread that has ended meanwhile does not go on either.
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // Behind the name, which is in parentheses and may hold anything.
+            stat.rsplit_once(") ").is_none_or(|(_name, rest)| rest.starts_with('T'))
+        })
     });
+}
+
+/// Stops a process. One of its threads takes the signal, and the others go on for a while.
+pub(crate) fn stop(process: &Process) {
+    process.signal(Signal::STOP);
+    until_stopped(process);
 }
 
 /// A child process that runs the test of this name alone, told by these variables what it is to do.

@@ -14,7 +14,7 @@ use kvrail::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
 use kvrail::tcp::{TcpConfig, TcpFabric};
 use kvrail::types::NodeId;
 
-use super::conformance::{End, Harness, Pair, Read, Seen, connect, pump};
+use super::conformance::{DEADLINE, End, Harness, Pair, Read, Seen, connect, pump};
 
 /// A fabric beside TCP, and who it is.
 pub(crate) struct Beside;
@@ -35,11 +35,8 @@ fn tcp() -> TcpFabric {
 }
 
 fn shm(node: NodeId) -> ShmFabric {
-    let config = ShmConfig {
-        listen: Some(ShmName::of_node(node)),
-        handshake_timeout: Duration::from_millis(300),
-    };
-    ShmFabric::new(&config).unwrap()
+    let listen = Some(ShmName::of_node(node));
+    ShmFabric::new(&ShmConfig { listen, ..ShmConfig::default() }).unwrap()
 }
 
 impl Harness for Beside {
@@ -94,7 +91,7 @@ fn pump_both(
     other: &mut End<Alone>,
     mut done: impl FnMut(&mut End<Beside>, &mut End<Alone>) -> bool,
 ) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + DEADLINE;
     while !done(one, other) {
         one.poll();
         other.poll();
@@ -163,7 +160,10 @@ fn a_near_message_ends_a_long_wait() {
 /// Somebody who listens under a node's name and never answers: the node is reached the other way.
 #[test]
 fn a_peer_to_which_shared_memory_does_not_work_is_reached_over_tcp() {
-    let mut end = End::<Beside>::new();
+    let listen = Some(ShmName::of_node(node()));
+    let hasty = ShmConfig { listen, handshake_timeout: Duration::from_millis(300) };
+    let near = ShmFabric::new(&hasty).unwrap();
+    let mut end = End::<Beside>::of(WithShm::new(tcp(), Some(near), false).unwrap());
     let mut peer = End::<Alone>::new();
     let silent = shm(node());
     let name = silent.name().unwrap().as_str().rsplit('/').next().unwrap().to_owned();

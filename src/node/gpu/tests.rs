@@ -30,7 +30,7 @@ const BLOCK: u32 = 256 << 10;
 const HOST_POOL: u64 = 4 * BLOCK as u64;
 const GPU_POOL: u64 = 8 * BLOCK as u64;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Scene {
     landing: NodeLanding,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 use super::*;
@@ -44,8 +45,7 @@ impl Node {
 }
 
 fn announcer(address: SocketAddr, node: u8) -> (Arc<Node>, Announcer) {
-    let timeouts =
-        RegistryTimeouts { connect: Duration::from_millis(500), call: Duration::from_millis(500) };
+    let timeouts = RegistryTimeouts { connect: SOON, call: SOON };
     let state = Arc::new(Node::default());
     let announcer = Announcer::spawn(AnnouncerParts {
         registry: Arc::new(GrpcRegistry::new(&address.to_string(), timeouts).unwrap()),
@@ -67,28 +67,33 @@ fn announcer(address: SocketAddr, node: u8) -> (Arc<Node>, Announcer) {
 struct Process {
     runtime: Option<Runtime>,
     registryd: Registryd,
-    address: SocketAddr,
 }
 
 impl Process {
-    async fn start(address: SocketAddr) -> Self {
+    async fn start(port: &Port) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.set_reuseaddr(true).unwrap();
-        socket.bind(address).unwrap();
-        let listener = socket.listen(64).unwrap().into_std().unwrap();
-        let address = listener.local_addr().unwrap();
+        let mut listener = None;
+        // A registry that was killed there may still be about to let go.
+        eventually("the port can be had", async || {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_reuseaddr(true).unwrap();
+            let listening = socket.bind(port.address).and_then(|()| socket.listen(64));
+            listener = listening.ok();
+            listener.is_some()
+        })
+        .await;
+        let listener = listener.unwrap().into_std().unwrap();
         let registryd = Registryd::new(Clock::start(), RegistrydOptions::default());
         let served = registryd.clone();
         drop(runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();
             served.serve(listener, std::future::pending()).await
         }));
-        Self { runtime: Some(runtime), registryd, address }
+        Self { runtime: Some(runtime), registryd }
     }
 
     fn kill(mut self) {
@@ -108,26 +113,38 @@ impl Drop for Process {
     }
 }
 
-fn any_port() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
+/// A port that nobody else is given, whether or not somebody listens there now.
+struct Port {
+    address: SocketAddr,
+    _bound: TcpSocket,
 }
 
-const SOON: Duration = Duration::from_secs(5);
+impl Port {
+    fn new() -> Self {
+        let bound = TcpSocket::new_v4().unwrap();
+        // A listener with the same option may have the port as long as this one does not listen.
+        bound.set_reuseaddr(true).unwrap();
+        bound.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        Self { address: bound.local_addr().unwrap(), _bound: bound }
+    }
+}
+
+const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_registry_that_is_absent_at_first_hears_everything_later() {
-    let listener = TcpListener::bind(any_port()).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
-    let (node, announcer) = announcer(address, 1);
+    let port = Port::new();
+    let (node, announcer) = announcer(port.address, 1);
     let handle = announcer.handle();
     node.hold(&handle, &keys(0..300));
-    let flushed = handle.flush(Duration::from_millis(200)).await;
-    let text = flushed.unwrap_err().to_string();
-    assert!(text.contains("unreachable"), "{text}");
+    eventually("it is said why", async || {
+        let flushed = handle.flush(Duration::from_millis(50)).await;
+        flushed.unwrap_err().to_string().contains("unreachable")
+    })
+    .await;
     let state = handle.state();
     assert!(!state.connected && state.queued == 300, "{state:?}");
-    let process = Process::start(address).await;
+    let process = Process::start(&port).await;
     handle.flush(SOON).await.unwrap();
     assert_eq!(process.owners(), 300);
     assert!(handle.state().connected);
@@ -136,18 +153,18 @@ async fn a_registry_that_is_absent_at_first_hears_everything_later() {
 
 #[tokio::test]
 async fn a_registry_that_restarts_empty_hears_everything_again() {
-    let process = Process::start(any_port()).await;
-    let (node, announcer) = announcer(process.address, 1);
+    let port = Port::new();
+    let process = Process::start(&port).await;
+    let (node, announcer) = announcer(port.address, 1);
     let handle = announcer.handle();
     node.hold(&handle, &keys(0..1000));
     handle.flush(SOON).await.unwrap();
     assert_eq!(process.owners(), 1000);
     let first = handle.state().registration;
-    let address = process.address;
     process.kill();
     eventually("the loss is noticed", async || !handle.state().connected).await;
     node.hold(&handle, &keys(1000..1010));
-    let process = Process::start(address).await;
+    let process = Process::start(&port).await;
     eventually("all is announced again", async || process.owners() == 1010).await;
     assert_ne!(handle.state().registration, first);
     announcer.shutdown(true, SOON).await;
@@ -156,9 +173,10 @@ async fn a_registry_that_restarts_empty_hears_everything_again() {
 
 #[tokio::test]
 async fn a_node_hears_how_many_hold_its_blocks() {
-    let process = Process::start(any_port()).await;
-    let (one, first) = announcer(process.address, 1);
-    let (two, second) = announcer(process.address, 2);
+    let port = Port::new();
+    let process = Process::start(&port).await;
+    let (one, first) = announcer(port.address, 1);
+    let (two, second) = announcer(port.address, 2);
     one.hold(&first.handle(), &keys(0..10));
     first.handle().flush(SOON).await.unwrap();
     two.hold(&second.handle(), &keys(5..15));
@@ -177,8 +195,9 @@ async fn a_node_hears_how_many_hold_its_blocks() {
 
 #[tokio::test]
 async fn a_registry_that_forgot_the_node_alone_hears_everything_again() {
-    let process = Process::start(any_port()).await;
-    let (node, announcer) = announcer(process.address, 1);
+    let port = Port::new();
+    let process = Process::start(&port).await;
+    let (node, announcer) = announcer(port.address, 1);
     let handle = announcer.handle();
     node.hold(&handle, &keys(0..500));
     handle.flush(SOON).await.unwrap();

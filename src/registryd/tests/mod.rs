@@ -188,11 +188,14 @@ async fn an_oversize_batch_stops_at_the_client_and_an_oversize_message_at_the_se
     assert_eq!(answer.unwrap().owners.len(), 16_384);
 }
 
-/// The bytes until the other end closes, within two seconds.
+/// The longest that a condition is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The bytes until the other end closes.
 async fn closed(mut stream: TcpStream) -> usize {
     let mut rest = Vec::new();
     let read = stream.read_to_end(&mut rest);
-    let read = tokio::time::timeout(Duration::from_secs(2), read).await;
+    let read = tokio::time::timeout(PATIENCE, read).await;
     // A reset is a close, too.
     read.expect("the connection is still open").unwrap_or(0)
 }
@@ -206,14 +209,17 @@ async fn garbage_silence_and_a_trickle_end_their_own_connection_only() {
     let running = start(options).await;
     let client = client(running.address);
     let heartbeat = Heartbeat::default();
-    client.heartbeat(&identity(1), heartbeat).await.unwrap();
+    eventually("its own handshake is over", async || {
+        client.heartbeat(&identity(1), heartbeat).await.is_ok()
+    })
+    .await;
     let mut garbage = TcpStream::connect(running.address).await.unwrap();
-    garbage.write_all(&[0x16; 4096]).await.unwrap();
+    garbage.write_all(&[0x16; 4096]).await.ok();
     closed(garbage).await;
     let silent = TcpStream::connect(running.address).await.unwrap();
     closed(silent).await;
     let mut trickle = TcpStream::connect(running.address).await.unwrap();
-    trickle.write_all(b"PRI * HT").await.unwrap();
+    trickle.write_all(b"PRI * HT").await.ok();
     closed(trickle).await;
     client.heartbeat(&identity(1), heartbeat).await.unwrap();
 }
@@ -236,15 +242,15 @@ async fn one_connection_too_many_is_closed_and_its_place_comes_back() {
     .await;
 }
 
-/// Polls a condition for up to ten seconds.
+/// Polls a condition.
 pub(super) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
     let poll = async {
         while !is_true().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let polled = tokio::time::timeout(Duration::from_secs(10), poll).await;
-    assert!(polled.is_ok(), "not within 10 s: {what}");
+    let polled = tokio::time::timeout(PATIENCE, poll).await;
+    assert!(polled.is_ok(), "not in time: {what}");
 }
 
 #[tokio::test]
@@ -276,7 +282,7 @@ async fn a_stop_ends_the_server_although_clients_stay_connected() {
     client.heartbeat(&identity(1), heartbeat).await.unwrap();
     let silent = TcpStream::connect(running.address).await.unwrap();
     running.stop.send(()).unwrap();
-    let ended = tokio::time::timeout(Duration::from_secs(4), running.task).await;
+    let ended = tokio::time::timeout(PATIENCE, running.task).await;
     ended.expect("still running").unwrap().unwrap();
     let error = client.heartbeat(&identity(1), heartbeat).await;
     assert!(matches!(error, Err(RegistryError::Unreachable { .. })), "{error:?}");

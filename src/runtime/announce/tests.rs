@@ -240,7 +240,7 @@ fn spawn(registry: &Arc<Flaky>, truth: &Arc<Truth>, pending_max: usize) -> Annou
     Announcer::spawn(parts(registry, truth, pending_max)).unwrap()
 }
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Flips keys from four tasks while calls fail and come late; returns how often the node registered
 /// afresh. After each round the registry must know exactly what is true.

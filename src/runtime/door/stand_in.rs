@@ -466,7 +466,7 @@ impl Drop for Running {
 /// Polls until it is so, and fails where it does not come to be.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Deadline::after(Duration::from_secs(10));
+    let deadline = Deadline::after(Duration::from_secs(60));
     while !so() {
         assert!(deadline.pause(Duration::from_millis(1)), "never: {what}");
     }

@@ -22,7 +22,7 @@ pub(super) struct Raw(pub(super) UnixStream);
 impl Raw {
     fn connect(running: &Running) -> Self {
         let stream = UnixStream::connect(running.path()).unwrap();
-        let patience = Some(Duration::from_secs(10));
+        let patience = Some(Duration::from_secs(60));
         stream.set_read_timeout(patience).unwrap();
         Self(stream)
     }
@@ -299,7 +299,7 @@ fn a_trickling_frame_is_cut_off_and_an_idle_client_is_not() {
         there.write_all(&frame[..5]).await.unwrap();
         let whole = frames.next(&here).await.unwrap().unwrap();
         assert_eq!((whole.number, whole.request), (1, Request::Stat));
-        let ended = tokio::time::timeout(Duration::from_secs(10), frames.next(&here)).await;
+        let ended = tokio::time::timeout(Duration::from_secs(60), frames.next(&here)).await;
         assert!(matches!(ended, Ok(Err(session::SessionError::Slow))));
     });
 }

@@ -37,6 +37,7 @@ fn nonsense_on_the_listening_socket_harms_nobody() {
 fn those_who_never_finish_their_handshake_are_closed_in_time() {
     let mut b = Node::new(config());
     let mut honest = Honest::new(&mut b);
+    b.wait_at_most(HASTY);
     let preamble = Preamble::new(PRIMARY, 1, [0; 16]);
     let mut silent = b.connect_raw();
     let mut partial = b.connect_raw();
@@ -44,12 +45,14 @@ fn those_who_never_finish_their_handshake_are_closed_in_time() {
     partial.write_all(most).unwrap();
     let mut unjoined = b.connect_raw();
     send(&mut unjoined, &preamble);
-    b.read(&mut unjoined, PREAMBLE_BYTES);
+    // Where this thread stood still it is closed already.
+    b.try_read(&mut unjoined, PREAMBLE_BYTES);
     b.until_closed(&mut silent);
     b.until_closed(&mut partial);
     b.until_closed(&mut unjoined);
     assert_eq!(b.events, []);
     assert!(b.fabric.arrivals.is_empty());
+    b.wait_at_most(PATIENT);
     honest.read(&mut b);
 }
 
@@ -73,18 +76,18 @@ fn an_acceptor_that_answers_wrongly_or_never_ends_the_connect() {
     let wrong = Preamble::new(PRIMARY, 1, [0; 16]);
     let mut early = bytemuck::bytes_of(&welcome(1)).to_vec();
     early.extend(bytemuck::bytes_of(&ControlHeader { kind: READY, len: 0 }));
-    let answers: [(&[u8], CloseReason); 6] = [
-        (&[], CloseReason::Unreachable),
-        (&[1; 64], CloseReason::Violation),
-        (bytemuck::bytes_of(&none), CloseReason::Violation),
-        (bytemuck::bytes_of(&many), CloseReason::Violation),
-        (bytemuck::bytes_of(&wrong), CloseReason::Violation),
-        (&early, CloseReason::Violation),
+    let answers: [(&[u8], Duration, CloseReason); 6] = [
+        (&[], HASTY, CloseReason::Unreachable),
+        (&[1; 64], PATIENT, CloseReason::Violation),
+        (bytemuck::bytes_of(&none), PATIENT, CloseReason::Violation),
+        (bytemuck::bytes_of(&many), PATIENT, CloseReason::Violation),
+        (bytemuck::bytes_of(&wrong), PATIENT, CloseReason::Violation),
+        (&early, PATIENT, CloseReason::Violation),
     ];
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
-    for (answer, reason) in answers {
-        let mut a = Node::new(config());
+    for (answer, handshake_timeout, reason) in answers {
+        let mut a = Node::new(TcpConfig { handshake_timeout, ..config() });
         let connection = a.fabric.connect(&to).unwrap();
         let (mut socket, _) = listener.accept().unwrap();
         socket.write_all(answer).unwrap();

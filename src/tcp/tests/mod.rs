@@ -18,14 +18,18 @@ use crate::fabric::{CompletionStatus, FabricEvent, ReadWork, RegisteredSpan, Rem
 /// Polls in which a condition must come true; each one waits a millisecond where nothing happens.
 const POLLS: usize = 20_000;
 
-const TIMEOUT: Duration = Duration::from_millis(300);
+/// Timeouts where they are not what is tested: a thread of a test that stands still meets none.
+const PATIENT: Duration = Duration::from_secs(120);
+
+/// A timeout that is tested.
+const HASTY: Duration = Duration::from_millis(300);
 
 fn config() -> TcpConfig {
     TcpConfig {
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         streams: 2,
-        handshake_timeout: TIMEOUT,
-        io_timeout: TIMEOUT,
+        handshake_timeout: PATIENT,
+        io_timeout: PATIENT,
     }
 }
 
@@ -46,6 +50,14 @@ struct Node {
 impl Node {
     fn new(config: TcpConfig) -> Self {
         Self { fabric: TcpFabric::new(config).unwrap(), events: Vec::new() }
+    }
+
+    /// Waits so long from here on, for whatever it waits for.
+    fn wait_at_most(&mut self, timeout: Duration) {
+        self.fabric.handshake_timeout = timeout;
+        self.fabric.io_timeout = timeout;
+        self.fabric.sweep_interval = timeout / SWEEPS_PER_TIMEOUT;
+        self.fabric.next_sweep = Timestamp::ZERO;
     }
 
     fn poll(&mut self) {
@@ -73,17 +85,22 @@ impl Node {
 
     /// Polls until the raw peer has received so many bytes.
     fn read(&mut self, peer: &mut TcpStream, len: usize) -> Vec<u8> {
+        self.try_read(peer, len).expect("it was closed")
+    }
+
+    /// As [`Self::read`]; `None` where the raw peer is closed before that.
+    fn try_read(&mut self, peer: &mut TcpStream, len: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; len];
         let mut have = 0;
-        self.until(|_| {
-            match peer.read(&mut bytes[have..]) {
-                Ok(0) => panic!("closed after {have} bytes"),
-                Ok(count) => have += count,
-                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        let whole = self.until(|_| match peer.read(&mut bytes[have..]) {
+            Ok(0) => Some(false),
+            Ok(count) => {
+                have += count;
+                (have == len).then_some(true)
             }
-            (have == len).then_some(())
+            Err(error) => (error.kind() != ErrorKind::WouldBlock).then_some(false),
         });
-        bytes
+        whole.then_some(bytes)
     }
 
     /// Polls until the raw peer has been closed.

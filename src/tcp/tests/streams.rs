@@ -7,7 +7,7 @@ use crate::limits::MESSAGE_BYTES_MAX;
 fn a_violation_on_a_stream_closes_its_connection_only() {
     let message = |len| ControlHeader { kind: MESSAGE, len };
     type Act<'a> = (&'a str, &'a dyn Fn(&mut Raw));
-    let acts: [Act<'_>; 8] = [
+    let acts: [Act<'_>; 6] = [
         ("oversize message", &|raw| {
             send(&mut raw.control, &message(MESSAGE_BYTES_MAX as u32 + 1));
         }),
@@ -16,13 +16,6 @@ fn a_violation_on_a_stream_closes_its_connection_only() {
         }),
         ("ready from the connector", &|raw| {
             send(&mut raw.control, &ControlHeader { kind: READY, len: 0 });
-        }),
-        ("trickling message", &|raw| {
-            send(&mut raw.control, &message(100));
-            raw.control.write_all(&[1; 50]).unwrap();
-        }),
-        ("trickling frame", &|raw| {
-            raw.data.write_all(&[0; FRAME_BYTES - 1]).unwrap();
         }),
         ("unknown frame", &|raw| send(&mut raw.data, &frame(5, 0, 0))),
         ("overlong READ", &|raw| {
@@ -41,6 +34,25 @@ fn a_violation_on_a_stream_closes_its_connection_only() {
         assert_eq!(reason, CloseReason::Violation, "{name}");
         honest.read(&mut b);
     }
+}
+
+#[test]
+fn a_trickle_closes_its_connection_only() {
+    let mut b = Node::new(config());
+    let mut honest = Honest::new(&mut b);
+    let mut in_message = b.raw_peer();
+    send(&mut in_message.control, &ControlHeader { kind: MESSAGE, len: 100 });
+    in_message.control.write_all(&[1; 50]).unwrap();
+    b.wait_at_most(HASTY);
+    assert_eq!(b.until_ended(in_message.connection), CloseReason::Violation);
+    b.wait_at_most(PATIENT);
+    honest.read(&mut b);
+    let mut in_frame = b.raw_peer();
+    in_frame.data.write_all(&[0; FRAME_BYTES - 1]).unwrap();
+    b.wait_at_most(HASTY);
+    assert_eq!(b.until_ended(in_frame.connection), CloseReason::Violation);
+    b.wait_at_most(PATIENT);
+    honest.read(&mut b);
 }
 
 #[test]
@@ -68,13 +80,15 @@ fn a_peer_that_takes_no_data_is_closed_after_the_timeout() {
     for _request in 0..READS_OUTSTANDING_MAX {
         send(&mut raw.data, &request);
     }
+    b.wait_at_most(HASTY);
     assert_eq!(b.until_ended(raw.connection), CloseReason::Unreachable);
+    b.wait_at_most(PATIENT);
     honest.read(&mut b);
 }
 
-/// A READ by the fabric from a raw peer that answers with `answer`; its own span is bytes 0..64 of
-/// 128. Answers how the READ and the connection ended.
-fn read_from_liar(answer: &[u8]) -> (CompletionStatus, CloseReason) {
+/// A READ by the fabric, which waits so long, from a raw peer that answers with `answer`; its own span
+/// is bytes 0..64 of 128. Answers how the READ and the connection ended.
+fn read_from_liar(patience: Duration, answer: &[u8]) -> (CompletionStatus, CloseReason) {
     let mut b = Node::new(config());
     let landed = mapping(&[9; 128]);
     let local = b.fabric.register(landed.clone(), Access::Local).unwrap();
@@ -84,6 +98,7 @@ fn read_from_liar(answer: &[u8]) -> (CompletionStatus, CloseReason) {
     b.fabric.post(raw.connection, &batch).unwrap();
     b.read(&mut raw.data, FRAME_BYTES);
     raw.data.write_all(answer).unwrap();
+    b.wait_at_most(patience);
     let reason = b.until_ended(raw.connection);
     let mut rest = [0; 64];
     landed.read(64, &mut rest).unwrap();
@@ -108,14 +123,17 @@ fn an_answer_that_does_not_match_its_read_is_a_violation() {
         let mut answer = bytemuck::bytes_of(&lie).to_vec();
         answer.extend([1; 200]);
         assert_eq!(
-            read_from_liar(&answer),
+            read_from_liar(PATIENT, &answer),
             (CompletionStatus::Unreachable, CloseReason::Violation),
             "{lie:?}"
         );
     }
     let mut chatty = bytemuck::bytes_of(&good).to_vec();
     chatty.extend([1; 64 + FRAME_BYTES]);
-    assert_eq!(read_from_liar(&chatty), (CompletionStatus::Success, CloseReason::Violation));
+    assert_eq!(
+        read_from_liar(PATIENT, &chatty),
+        (CompletionStatus::Success, CloseReason::Violation)
+    );
 }
 
 #[test]
@@ -124,7 +142,7 @@ fn a_read_whose_answer_stands_still_ends_after_the_timeout() {
     half.extend([1; 32]);
     for answer in [&[][..], &half] {
         assert_eq!(
-            read_from_liar(answer),
+            read_from_liar(HASTY, answer),
             (CompletionStatus::Unreachable, CloseReason::Unreachable)
         );
     }
@@ -138,7 +156,9 @@ fn a_peer_that_takes_no_messages_is_closed_after_the_timeout() {
     let message = vec![1; MESSAGE_BYTES_MAX];
     let full = b.until(|b| b.fabric.send(raw.connection, &message).err());
     assert!(matches!(full, FabricError::Full), "{full}");
+    b.wait_at_most(HASTY);
     assert_eq!(b.until_ended(raw.connection), CloseReason::Unreachable);
+    b.wait_at_most(PATIENT);
     honest.read(&mut b);
 }
 

@@ -145,7 +145,8 @@ fn measure(
     let samples = readers.end()?;
     drop(kept);
     for (stalled, time, span, saved) in spans {
-        report.rows.push(Row::new(stalled, time, &Window::of(&samples, span)?, saved));
+        let (window, stood) = (Window::of(&samples, span)?, span.1.since(span.0));
+        report.rows.push(Row::new((stalled, time), stood, &window, saved));
     }
     Ok(())
 }

@@ -15,6 +15,8 @@ use crate::cli::table::table;
 pub(super) struct Row {
     pub(super) stalled: Stalled,
     pub(super) stall_ms: u64,
+    /// For how long it stood, which is longer where the bench itself had to wait.
+    pub(super) stood_ms: u64,
     /// Reads of a batch.
     pub(super) reads: u64,
     pub(super) p50_us: f64,
@@ -28,11 +30,18 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub(super) fn new(stalled: Stalled, time: Duration, window: &Window, saved: u64) -> Self {
+    pub(super) fn new(
+        (stalled, time): (Stalled, Duration),
+        stood: Duration,
+        window: &Window,
+        saved: u64,
+    ) -> Self {
         let [p50, p99, _, max] = window.latency.percentiles();
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             stalled,
-            stall_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+            stall_ms: millis(time),
+            stood_ms: millis(stood),
             reads: window.reads,
             p50_us: p50 / 1e3,
             p99_us: p99 / 1e3,
@@ -128,6 +137,7 @@ mod tests {
         Row {
             stalled,
             stall_ms: 1000,
+            stood_ms: 1000,
             reads: 1,
             p50_us: 10.0,
             p99_us,
