@@ -17,7 +17,7 @@ use kvrail::cuda::{
 };
 use kvrail::fabric::{Access, Fabric, Region};
 use kvrail::memory::{
-    Climb, ExportRefused, ExportedRange, ForeignMemory, GpuDirect, Mapping, Rung,
+    Climb, ExportRefused, ExportedRange, ForeignFabric, ForeignMemory, GpuDirect, Mapping, Rung,
 };
 
 use conformance::{End, Pair, Random, Read, span};

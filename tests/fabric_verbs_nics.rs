@@ -393,7 +393,7 @@ fn reads_of_gpu_memory_take_the_nics_that_are_near_to_it() {
     use std::sync::Arc;
 
     use kvrail::cuda::{Context, DeviceMemory, Driver};
-    use kvrail::memory::ForeignMemory;
+    use kvrail::memory::{ForeignFabric, ForeignMemory};
 
     const BYTES: u64 = 2 << 20;
     let (Some(_), Some(standin)) = (devices(), cuda_standin::StandIn::new()) else { return };

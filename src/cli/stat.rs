@@ -11,7 +11,7 @@ use super::CliError;
 use super::door::{DoorArgs, write_json, written};
 use super::table::table;
 use crate::config::Size;
-use crate::protocol::door::stat::{GpuStat, GpuWayRefused, GpuWayStat, StatReport};
+use crate::protocol::door::stat::{GpuStat, GpuWayRefused, GpuWayStat, InPlaceStat, StatReport};
 use crate::types::{NodeId, WordError};
 
 /// Arguments of `kvrail stat`.
@@ -76,11 +76,7 @@ fn gpu_rows(gpu: &GpuStat) -> Vec<[String; 2]> {
     });
     let lost = if gpu.lost { "lost: start the node again to have it back; " } else { "" };
     let line = format!("{lost}{ordinal}, {name} at {pci}, pool {pool}, {way}{ways}");
-    let refused = gpu.refused.iter().map(|refused| {
-        let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
-        let GpuWayRefused { nic, rung, call, why, .. } = refused;
-        [String::new(), format!("no {rung} on {nic}: {call}: {why}{errno}")]
-    });
+    let refused = gpu.refused.iter().map(refused_row);
     [["gpu".to_owned(), line]].into_iter().chain(near).chain(refused).collect()
 }
 
@@ -90,6 +86,33 @@ fn shared_memory(why_not: &str) -> String {
         return "with peers on this host".to_owned();
     }
     format!("none: {why_not}")
+}
+
+fn refused_row(refused: &GpuWayRefused) -> [String; 2] {
+    let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
+    let GpuWayRefused { nic, rung, call, why, .. } = refused;
+    [String::new(), format!("no {rung} on {nic}: {call}: {why}{errno}")]
+}
+
+/// The layouts of engines that peers read from, and what was refused.
+fn in_place_rows(in_place: &InPlaceStat) -> Vec<[String; 2]> {
+    let mut rows = Vec::new();
+    for layout in &in_place.layouts {
+        let ways = layout.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic));
+        let (blocks, bytes) = (layout.blocks, human(layout.bytes));
+        let line = format!(
+            "layout {:#06x}, {blocks} blocks, {bytes}{}",
+            layout.pool,
+            ways.collect::<String>()
+        );
+        rows.push(["in place".to_owned(), line]);
+        rows.extend(layout.refused.iter().map(refused_row));
+    }
+    if !in_place.refused.is_empty() {
+        rows.push(["in place".to_owned(), "memory of an engine that peers cannot read".to_owned()]);
+        rows.extend(in_place.refused.iter().map(refused_row));
+    }
+    rows
 }
 
 /// The state as a person reads it.
@@ -119,7 +142,7 @@ fn text(report: &StatReport) -> String {
     );
     summary.add_row(["registry", &registry]);
 
-    for row in report.gpu.iter().flat_map(gpu_rows) {
+    for row in report.gpu.iter().flat_map(gpu_rows).chain(in_place_rows(&report.in_place)) {
         summary.add_row(row);
     }
     let mut ranks = table(["rank", "blocks"], 0);

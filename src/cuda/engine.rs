@@ -21,8 +21,8 @@ use super::{
     HostRegistration, IpcEventHandle, IpcMemoryHandle, Piece,
 };
 use crate::memory::{
-    Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, Mapping,
-    StridedCopy,
+    Claim, Claims, Copier, CopyError, Direction, EngineMemory, ExportRefused, ExportedRange,
+    ForeignMemory, Identity, ImportError, Mapping, Registrable, StridedCopy,
 };
 use crate::protocol::door::{DeviceUuid, EngineEvent, MemorySource};
 use crate::sync::{Mutex, lock};
@@ -153,7 +153,8 @@ impl EngineDevices {
         // Drivers give one handle one address, however often it is opened.
         held.push(claims.claim(identity).ok_or_else(taken)?);
         drop(bound);
-        Ok(Arc::new(ImportedMemory { memory: End::Device(memory), bytes, gpu, _claims: held }))
+        let given = Arc::new(Given { memory: Arc::clone(&memory), bytes });
+        Ok(Arc::new(ImportedMemory { memory: End::Device(memory), given, gpu, _claims: held }))
     }
 
     /// The GPU of this identity.
@@ -206,18 +207,47 @@ fn not_opened(error: &CudaError) -> ImportError {
     ImportError::System { call, error }
 }
 
+/// What an engine gave of an allocation: cards reach no byte beyond it.
+#[derive(Debug)]
+struct Given {
+    memory: Arc<DeviceMemory>,
+    bytes: u64,
+}
+
+impl ForeignMemory for Given {
+    fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn pci(&self) -> Option<String> {
+        ForeignMemory::pci(&*self.memory)
+    }
+
+    fn writable(&self) -> Result<(), ExportRefused> {
+        ForeignMemory::writable(&*self.memory)
+    }
+
+    fn dma_buf(&self, offset: u64, len: u64) -> Result<ExportedRange, ExportRefused> {
+        ForeignMemory::dma_buf(&*self.memory, offset, len)
+    }
+}
+
 /// An engine's allocation, open here.
 #[derive(Debug)]
 struct ImportedMemory {
     memory: End,
-    bytes: u64,
+    given: Arc<Given>,
     gpu: Arc<Gpu>,
     _claims: Vec<Claim>,
 }
 
 impl EngineMemory for ImportedMemory {
     fn bytes(&self) -> u64 {
-        self.bytes
+        self.given.bytes
     }
 
     fn device(&self) -> Option<DeviceUuid> {
@@ -235,6 +265,10 @@ impl EngineMemory for ImportedMemory {
             }
         };
         Ok(Box::new(DeviceCopier { gpu, queue: Some(queue) }))
+    }
+
+    fn registrable(&self) -> Registrable {
+        Registrable::Foreign(Arc::clone(&self.given) as Arc<dyn ForeignMemory>)
     }
 }
 

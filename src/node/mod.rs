@@ -21,6 +21,7 @@ mod gpu;
 #[path = "no_gpu.rs"]
 mod gpu;
 mod imports;
+mod in_place;
 mod landing;
 mod options;
 mod residency;
@@ -32,6 +33,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use in_place::{Engine, Opened};
 pub use options::{GpuOptions, NodeError, NodeOptions, RegistryChoice};
 pub use residency::Reserved;
 pub use snapshot::NodeSnapshot;
@@ -41,9 +43,9 @@ use crate::event::EventSink;
 use crate::fabric::Fabric;
 use crate::health::BreakerConfig;
 use crate::limits;
-use crate::memory::{HostPool, Mapping, PoolOptions};
+use crate::memory::{ForeignFabric, HostPool, PoolOptions};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
-use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
+use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::GpuStat;
 use crate::protocol::{RegionEntry, SecretKey};
 use crate::registry::{
@@ -62,12 +64,13 @@ use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
 use crate::sys::memory::prefer_huge_pages;
 use crate::sys::watch::Watch;
-use crate::types::{BlockKey, MemoryKind, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
+use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
 
 use fetcher::{Fetcher, FetcherParts};
 use gpu::{Gpu, Shadows};
 use imports::Imports;
+use in_place::{Copies, Layouts};
 use landing::NodeLanding;
 use residency::{DevicePool, Residency};
 use transport::{Chosen, PeerAddress, Registered, Served};
@@ -100,6 +103,8 @@ pub struct Inner {
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
     imports: Imports,
+    in_place: Layouts,
+    copies: Copies,
     gpu: Option<(GpuStat, Arc<Shadows>)>,
     clock: Clock,
 }
@@ -208,6 +213,8 @@ impl Node {
             announcer: announcer.handle(),
             names: Mutex::default(),
             imports,
+            in_place: Layouts::new(&options),
+            copies: Copies::default(),
             gpu,
             clock,
         });
@@ -355,31 +362,13 @@ fn start_data<F>(
     residency: &Arc<Residency>,
 ) -> Result<StartedData, NodeError>
 where
-    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Watch + Send + 'static,
+    F: ForeignFabric + Fabric<Endpoint = SocketAddr> + Watch + Send + 'static,
 {
     let neighbours =
         transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
     let (fabric, no_shared_memory) = neighbours;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(registered.served().map(RegionEntry::from));
-    let config = PeerConfig {
-        lease: options.lease,
-        requester: RequesterConfig {
-            lease_margin: options.lease_margin,
-            transfer_timeout: options.transfer_timeout,
-            answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
-        },
-        pressure: Pressure::new(
-            MemoryKind::ALL.map(|kind| residency.usage(kind).bytes).iter().sum(),
-            options.lease.leases_total as u64,
-            options.lease_watermarks,
-        ),
-        breaker: BreakerConfig::default(),
-    };
-    let store = Arc::clone(&residency.store);
-    let sink = Arc::clone(&residency.sink);
-    let capabilities = fabric.capabilities();
-    let peers = Peers::new(local, config, capabilities, store, sink)?;
     let gpu = gpu.zip(registered.gpu.as_ref());
     let known = gpu.as_ref().map(|(gpu, regions)| (gpu.stat(regions), gpu.shadows()));
     let landing = NodeLanding {
@@ -387,7 +376,23 @@ where
         tier: gpu.map(|(gpu, regions)| gpu.into_tier(regions, Arc::clone(residency))),
         regions: registered.pools,
         reserved: Vec::new(),
+        layouts: BTreeMap::new(),
+        marks: (options.lease.leases_total as u64, options.lease_watermarks),
     };
+    let config = PeerConfig {
+        lease: options.lease,
+        requester: RequesterConfig {
+            lease_margin: options.lease_margin,
+            transfer_timeout: options.transfer_timeout,
+            answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
+        },
+        pressure: landing.marks(),
+        breaker: BreakerConfig::default(),
+    };
+    let store = Arc::clone(&residency.store);
+    let sink = Arc::clone(&residency.sink);
+    let capabilities = fabric.capabilities();
+    let peers = Peers::new(local, config, capabilities, store, sink)?;
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
     let transport = capabilities.transport;

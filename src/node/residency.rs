@@ -18,14 +18,11 @@ use crate::registry::Partition;
 use crate::registry::announcing::Digests;
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
-use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
+use crate::runtime::reclaim::ReclaimWaker;
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
 use crate::types::{
     BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause, ResidentId, Timestamp,
 };
-
-/// Victims of one step of the reclaimer.
-const VICTIMS_PER_STEP: usize = 64;
 
 /// Slots of one step of a count: less than a tenth of a millisecond.
 const SLOTS_PER_STEP: u32 = 4_096;
@@ -274,7 +271,12 @@ impl Residency {
 
     pub(super) fn reserved(&self, memory: Reservation) -> Reserved {
         // Relaxed: an order among saves is wanted, not among their bytes.
-        Reserved { memory, stored_before: self.stored.load(Ordering::Relaxed) }
+        Reserved { memory, stored_before: self.stored() }
+    }
+
+    /// How many blocks have been stored so far.
+    pub(super) fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Relaxed)
     }
 
     /// Whether a resident came after a reservation was made: two saves of one block at once.
@@ -291,9 +293,23 @@ impl Residency {
         checksum: u64,
         origin: Origin,
     ) -> Admitted {
+        let payload = Payload { extent: memory.extent(), checksum };
+        let admitted = self.insert(key, payload, origin);
+        if matches!(admitted, Admitted::Stored(_)) {
+            // The memory belongs to the resident; its eviction gives it back.
+            let _owned_by_the_store = memory.into_extent();
+        }
+        admitted
+    }
+
+    /// Makes a block resident that lies in an engine's memory.
+    pub(super) fn admit_in_place(&self, key: BlockKey, extent: Extent, checksum: u64) -> Admitted {
+        self.insert(key, Payload { extent, checksum }, Origin::Saved { owners: None })
+    }
+
+    fn insert(&self, key: BlockKey, payload: Payload, origin: Origin) -> Admitted {
         // A fetched block arrives for a reader, which waits for it; a saved one waits for nobody.
         let pinned = matches!(origin, Origin::Fetched { .. });
-        let payload = Payload { extent: memory.extent(), checksum };
         let mut inserted = self.store.insert(key, payload, origin, pinned);
         // Slots have no kind of memory: where none of its own can go, another one does.
         let kind = payload.extent.pool.kind();
@@ -306,8 +322,6 @@ impl Residency {
         }
         match inserted {
             Ok(found) => {
-                // From here on the memory belongs to the resident; its eviction gives it back.
-                let _owned_by_the_store = memory.into_extent();
                 let number = self.stored.fetch_add(1, Ordering::Relaxed) + 1;
                 if let Some(at) = self.stored_at.get(found.id.slot as usize) {
                     at.store(number, Ordering::Relaxed);
@@ -348,7 +362,7 @@ impl Residency {
     }
 
     /// Tells the registry what is true of a key now, behind a change of it.
-    fn tell(&self, key: BlockKey, is_here: bool) {
+    pub(super) fn tell(&self, key: BlockKey, is_here: bool) {
         let note = |is_here| match self.announcer.get() {
             Some(announcer) if is_here => announcer.resident(key),
             Some(announcer) => announcer.gone(key),
@@ -456,46 +470,7 @@ impl Residency {
     }
 }
 
-impl Residency {
-    fn reclaim_from(&self, kind: MemoryKind) -> Reclaimed {
-        // The goal is fixed at the start: from above the high mark down to the low one.
-        let excess = self.excess(kind);
-        if excess == 0 {
-            return Reclaimed::Enough;
-        }
-        let goal = self.usage(kind).used.saturating_sub(excess);
-        // The first victim tells how large they are; the store is not walked to find out.
-        let mut typical = excess;
-        while let left = self.usage(kind).used.saturating_sub(goal)
-            && left > 0
-        {
-            // As many as are needed if all are as large as the last ones, so that none goes in vain.
-            let victims = usize::try_from(left.div_ceil(typical)).unwrap_or(usize::MAX);
-            let victims = victims.min(VICTIMS_PER_STEP);
-            let freed = self.evict(kind, victims);
-            if freed == 0 && kind == MemoryKind::Device && self.device_is_lost() {
-                // What a lost GPU's copies own never comes back: no reason to look again at once.
-                return Reclaimed::Enough;
-            }
-            if freed == 0 {
-                return Reclaimed::Stuck;
-            }
-            typical = (freed / victims as u64).max(1);
-        }
-        Reclaimed::Some
-    }
-}
-
-impl Reclaim for Residency {
-    fn reclaim(&self) -> Reclaimed {
-        match MemoryKind::EVICTABLE.map(|kind| self.reclaim_from(kind)) {
-            found if found.contains(&Reclaimed::Some) => Reclaimed::Some,
-            found if found.contains(&Reclaimed::Stuck) => Reclaimed::Stuck,
-            _ => Reclaimed::Enough,
-        }
-    }
-}
-
+mod reclaim;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::landing::PoolRegion;
 use super::options::{NodeError, NodeOptions};
 use crate::fabric::{Access, Fabric, FabricError, Region};
-use crate::memory::{Climb, ForeignMemory, GpuDirect, HostPool, Mapping};
+use crate::memory::{Climb, ForeignFabric, ForeignMemory, GpuDirect, HostPool, Mapping};
 use crate::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
 use crate::sys::watch::Watch;
 use crate::tcp::{TcpConfig, TcpFabric};
@@ -165,12 +165,7 @@ impl Chosen {
         let required = options.gpu.is_some_and(|gpu| gpu.direct == GpuDirect::Require);
         match &registered.gpu {
             Some(GpuRegions { direct: None, climb, .. }) if required => {
-                let refused: Vec<_> = climb.refused.iter().map(ToString::to_string).collect();
-                let why = match refused.is_empty() {
-                    true => "no RDMA device is in use".to_owned(),
-                    false => refused.join("; "),
-                };
-                Err(NodeError::GpuDirect { why })
+                Err(NodeError::GpuDirect { why: climb.why_not() })
             }
             _ => Ok(()),
         }
@@ -249,7 +244,7 @@ pub(super) fn with_neighbours<F>(
     node: NodeId,
 ) -> Result<(WithShm<F>, String), NodeError>
 where
-    F: Fabric<Memory = Mapping> + Watch,
+    F: ForeignFabric + Watch,
 {
     let make = || {
         let listen = Some(ShmName::of_node(node));

@@ -40,6 +40,9 @@ mod healing;
 mod holder_dies;
 mod hostile;
 mod hung_peers;
+mod in_place;
+#[cfg(feature = "gpu")]
+mod in_place_gpu;
 mod large_read;
 mod lost_messages;
 mod nics;

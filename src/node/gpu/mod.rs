@@ -155,20 +155,10 @@ impl Gpu {
         }
         let staged = regions.direct.is_none();
         tracing::info!(gpu = %attributes.name, pci = %attributes.pci, staged, "GPU memory");
-        let way = |(nic, rung): &(String, crate::memory::Rung)| {
-            let near = regions.climb.near.iter().find(|(other, _)| other == nic);
-            let (near, near_why) = near.map(|(_, it)| (it.near, it.why.clone())).unzip();
-            let (near, near_why) = (near.unwrap_or_default(), near_why.unwrap_or_default());
-            tracing::info!(nic, %rung, near, why = near_why, "a NIC's way into the GPU's memory");
-            GpuWayStat { nic: nic.clone(), rung: rung.to_string(), near, near_why }
-        };
-        let refused = |refused: &crate::memory::RungRefused| GpuWayRefused {
-            nic: refused.nic.clone(),
-            rung: refused.rung.to_string(),
-            call: refused.call.clone(),
-            errno: refused.errno,
-            why: refused.why.clone(),
-        };
+        let nics: Vec<_> = regions.climb.ways().collect();
+        for GpuWayStat { nic, rung, near, near_why } in &nics {
+            tracing::info!(nic, rung, near, why = near_why, "a NIC's way into the GPU's memory");
+        }
         GpuStat {
             ordinal: self.options.ordinal,
             name: attributes.name.clone(),
@@ -176,8 +166,8 @@ impl Gpu {
             pool: PoolId::GPU.0,
             lost: false,
             way: if staged { "staging" } else { "direct" }.to_owned(),
-            nics: regions.climb.rungs.iter().map(way).collect(),
-            refused: regions.climb.refused.iter().map(refused).collect(),
+            nics,
+            refused: regions.climb.refused.iter().map(GpuWayRefused::from).collect(),
         }
     }
 

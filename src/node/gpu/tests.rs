@@ -96,6 +96,8 @@ impl Scene {
             regions: Vec::new(),
             tier: Some(gpu.into_tier(&regions, Arc::clone(&residency))),
             reserved: Vec::new(),
+            layouts: std::collections::BTreeMap::new(),
+            marks: (1, (100, 100)),
         };
         Self { landing, residency, context, pool, arriving, leaving }
     }

@@ -16,6 +16,8 @@ pub struct StatReport {
     pub gpu: Option<GpuStat>,
     /// What it holds.
     pub residents: ResidentStat,
+    /// What of that lies in engines' memory.
+    pub in_place: InPlaceStat,
     /// Who has leases here.
     pub requesters: Vec<RequesterStat>,
     /// What it knows of the registry.
@@ -111,6 +113,36 @@ pub struct GpuWayRefused {
     pub errno: Option<i32>,
     /// What was answered.
     pub why: String,
+}
+
+/// Blocks that engines have published in place.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InPlaceStat {
+    /// How many.
+    pub blocks: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// The layouts that they lie in.
+    pub layouts: Vec<LayoutStat>,
+    /// The ways into an engine's memory that were refused when a layout last could not be opened.
+    pub refused: Vec<GpuWayRefused>,
+}
+
+/// A layout of an engine that peers read from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LayoutStat {
+    /// The number that stands for it where pools have theirs.
+    pub pool: u16,
+    /// Blocks in it.
+    pub blocks: u64,
+    /// Their payload, bytes.
+    pub bytes: u64,
+    /// The way of each NIC into its memory, where that is a GPU's.
+    pub nics: Vec<GpuWayStat>,
+    /// The ways that were refused.
+    pub refused: Vec<GpuWayRefused>,
 }
 
 /// Residents and their ranks.

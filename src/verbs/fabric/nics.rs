@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 use super::VerbsConfig;
 use super::device::Device;
-use super::near::NicSet;
 use crate::fabric::FabricError;
 use crate::limits::{NICS_MAX, READ_BYTES_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::Library;
-use crate::sys::pci::{self, Nearness};
 use crate::sys::rdma_sysfs;
 use crate::sys::root::HostRoot;
 use crate::verbs::{Context, VerbsError};
@@ -39,7 +37,7 @@ pub(super) struct Nics {
     /// Longest registration, bytes.
     pub(super) chunk_bytes: u64,
     /// The names of those that GPU memory is to go over; empty for the nearest ones.
-    gpu: Vec<String>,
+    pub(super) gpu: Vec<String>,
 }
 
 impl Nics {
@@ -103,25 +101,6 @@ impl Nics {
             gpu: config.gpu_nics.clone(),
             devices,
         })
-    }
-
-    /// The NICs over which memory of the PCI device at this address goes: those that the configuration
-    /// names, else the nearest ones by sysfs. And for each one, by name, whether it is and why.
-    pub(super) fn near(&self, pci: Option<&str>) -> (NicSet, Vec<(String, Nearness)>) {
-        let names: Vec<&str> = self.devices.iter().map(Device::name).collect();
-        let all = |near, why: &str| Nearness { near, why: why.to_owned() };
-        let near: Vec<Nearness> = match pci {
-            _ if !self.gpu.is_empty() => {
-                let is_named = |name: &&str| self.gpu.iter().any(|it| it == name);
-                let why = |named| if named { "--gpu-nics" } else { "--gpu-nics names others" };
-                names.iter().map(is_named).map(|named| all(named, why(named))).collect()
-            }
-            Some(address) => pci::nearest(&HostRoot::host(), address, &names),
-            None => vec![all(true, "the GPU has no place on the PCI bus"); names.len()],
-        };
-        let set = NicSet::of(near.iter().map(|it| it.near));
-        let set = if near.iter().all(|it| it.near) { NicSet::ALL } else { set };
-        (set, names.into_iter().map(ToOwned::to_owned).zip(near).collect())
     }
 
     pub(super) fn get(&self, nic: u8) -> Option<&Device> {
