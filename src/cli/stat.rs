@@ -81,6 +81,14 @@ fn gpu_rows(gpu: &GpuStat) -> Vec<[String; 2]> {
     [["gpu".to_owned(), line]].into_iter().chain(near).chain(refused).collect()
 }
 
+/// Whether peers on this host are reached over shared memory.
+fn shared_memory(why_not: &str) -> String {
+    if why_not.is_empty() {
+        return "with peers on this host".to_owned();
+    }
+    format!("none: {why_not}")
+}
+
 fn refused_row(refused: &GpuWayRefused) -> [String; 2] {
     let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
     let GpuWayRefused { nic, rung, call, why, .. } = refused;
@@ -118,11 +126,7 @@ fn summary(report: &StatReport) -> Table {
     summary.add_row(["address", &node.address]);
     summary.add_row(["requester", &node.requester]);
     summary.add_row(["transport", &node.transport]);
-    let shared = match node.no_shared_memory.as_str() {
-        "" => "with peers on this host".to_owned(),
-        why => format!("none: {why}"),
-    };
-    summary.add_row(["shared memory", &shared]);
+    summary.add_row(["shared memory", &shared_memory(&node.no_shared_memory)]);
     summary.add_row(["policy", &node.policy]);
     let age = format!("{} ms ago", node.heartbeat_age_ms);
     summary.add_row(["heartbeat", &age]);
