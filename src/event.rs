@@ -191,6 +191,13 @@ pub enum Event {
         /// Its payload.
         bytes: u64,
     },
+    /// A resident was taken out for another reason than to make room.
+    Removed {
+        /// The rank it had.
+        rank: EvictionRank,
+        /// Its payload.
+        bytes: u64,
+    },
     /// A resident's rank changed.
     RankMoved {
         /// The rank before.

@@ -123,6 +123,16 @@ pub const PREPARE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often blocks are looked at that a device copies: about the time of a READ of a few blocks.
 pub const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
+/// Time that peers have to finish what they read when it is withdrawn: far more than the READs of a
+/// lease take, and a wait that an engine can bear before it overwrites a block.
+pub const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
+
+/// How often blocks that are being withdrawn are looked at while somebody has a pin on them.
+pub const WITHDRAW_LOOK: Duration = Duration::from_millis(1);
+
+/// So many of them at a time: well below a millisecond where all of them go.
+pub const WITHDRAW_LOOKS: usize = 512;
+
 /// Victims that one allocation may take itself, when the reclaimer is behind.
 pub const INLINE_VICTIMS_MAX: usize = 64;
 

@@ -8,7 +8,8 @@
 //! - an **expiry** unpins all, but in two steps, because the requester may be reading at that
 //!   moment: [`LeaseTable::poll_cut`] names the requester whose access must be cut first, and only
 //!   [`LeaseTable::handle_cut`] unpins. From the first step on the lease is neither renewed nor
-//!   completed: expiry is not completion, and moves no rank.
+//!   completed: expiry is not completion, and moves no rank. A lease expires at its deadline, or when what
+//!   it lends is to be given back ([`LeaseTable::expire_where`]).
 //!
 //! A pin that is not yet in a lease is in a [`Draft`], which gives it back when it is dropped.
 //!

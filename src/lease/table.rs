@@ -200,12 +200,7 @@ impl LeaseTable {
     /// named again before that.
     pub fn poll_cut(&mut self, now: Timestamp) -> Option<RequesterIndex> {
         while let Some(slot) = self.first_due(now) {
-            self.by_deadline.remove(&mut self.live, slot);
-            if let Some(lease) = self.book.slot_mut(slot) {
-                lease.state = State::Due;
-                let requester = lease.borrower.requester;
-                self.queue_cut(requester);
-            }
+            self.fall_due(slot);
         }
         while let Some(requester) = self.cuts.pop_front() {
             // What was due may have ended since, by a later start of the requester, which would
@@ -220,6 +215,27 @@ impl LeaseTable {
             }
         }
         None
+    }
+
+    /// Whether a lease lends any of the residents that `which` picks.
+    pub fn lends(&self, lease: LeaseId, which: impl Fn(ResidentId) -> bool) -> bool {
+        let found = slot_of(lease).and_then(|slot| Some((slot, self.book.slot(slot)?)));
+        found.is_some_and(|(slot, it)| {
+            it.id(slot) == lease && it.loans.iter().flatten().any(|loan| which(*loan))
+        })
+    }
+
+    /// Leases that lend any of the residents that `which` picks have expired, whatever their deadline:
+    /// [`LeaseTable::poll_cut`] names their requesters. Looks at every loan that is out.
+    pub fn expire_where(&mut self, which: impl Fn(ResidentId) -> bool) {
+        let mut at = self.live.first();
+        while let Some(slot) = at {
+            at = self.by_deadline.next(slot);
+            let lease = self.book.slot(slot);
+            if lease.is_some_and(|it| it.loans.iter().flatten().any(|loan| which(*loan))) {
+                self.fall_due(slot);
+            }
+        }
     }
 
     /// The leases for whose expiry a requester is being cut.
@@ -308,6 +324,16 @@ impl LeaseTable {
         (lease.deadline <= now).then_some(first)
     }
 
+    /// The time of a live lease is over.
+    fn fall_due(&mut self, slot: u32) {
+        self.by_deadline.remove(&mut self.live, slot);
+        if let Some(lease) = self.book.slot_mut(slot) {
+            lease.state = State::Due;
+            let requester = lease.borrower.requester;
+            self.queue_cut(requester);
+        }
+    }
+
     fn queue_cut(&mut self, requester: RequesterIndex) {
         if let Some(account) = self.book.account_mut(requester)
             && !account.queued
@@ -320,7 +346,7 @@ impl LeaseTable {
 
     /// The slot of a live lease of this borrower.
     fn find_live(&self, lease: LeaseId, borrower: Borrower) -> Option<u32> {
-        let slot = u32::try_from(lease.0 & u64::from(u32::MAX)).ok()?;
+        let slot = slot_of(lease)?;
         let found = self.book.slot(slot)?;
         let is_it =
             found.state == State::Live && found.id(slot) == lease && found.borrower == borrower;
@@ -427,4 +453,8 @@ impl LeaseTable {
     fn emit_refused(&self, reason: LendRefusal, blocks: u64) {
         self.sink.emit(Event::LendRefused { reason, blocks });
     }
+}
+
+fn slot_of(lease: LeaseId) -> Option<u32> {
+    u32::try_from(lease.0 & u64::from(u32::MAX)).ok()
 }

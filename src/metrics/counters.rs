@@ -58,6 +58,8 @@ pub(super) struct Counters {
     /// By rank, 1 first.
     evicted_blocks: Vec<Counter>,
     evicted_bytes: Counter,
+    removed_blocks: Counter,
+    removed_bytes: Counter,
     refetched: Counter,
     raised: Counter,
     lowered: Counter,
@@ -119,6 +121,8 @@ impl Counters {
                 .map(|rank| one("kvrail_evicted_blocks_total", "rank", &rank.to_string()))
                 .collect(),
             evicted_bytes: plain("kvrail_evicted_bytes_total"),
+            removed_blocks: plain("kvrail_removed_blocks_total"),
+            removed_bytes: plain("kvrail_removed_bytes_total"),
             refetched: plain("kvrail_refetched_blocks_total"),
             raised: one("kvrail_rank_moves_total", "direction", "raised"),
             lowered: one("kvrail_rank_moves_total", "direction", "lowered"),
@@ -175,6 +179,7 @@ impl Counters {
         match event {
             Event::Inserted { .. }
             | Event::Evicted { .. }
+            | Event::Removed { .. }
             | Event::RankMoved { .. }
             | Event::AlreadyResident { .. }
             | Event::LocalHits { .. }
@@ -247,6 +252,10 @@ impl Counters {
                     counter.increment(1);
                 }
                 self.evicted_bytes.increment(bytes);
+            }
+            Event::Removed { bytes, .. } => {
+                self.removed_blocks.increment(1);
+                self.removed_bytes.increment(bytes);
             }
             Event::RankMoved { from, to } if to > from => self.raised.increment(1),
             Event::RankMoved { from, to } if to < from => self.lowered.increment(1),

@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, help: &'static str) -> Family {
 }
 
 /// The metrics of `kvrail serve`.
-pub const FAMILIES: [Family; 52] = [
+pub const FAMILIES: [Family; 54] = [
     counter(
         "kvrail_inserted_blocks_total",
         "Blocks that became resident, by {origin}: saved or fetched",
@@ -45,6 +45,8 @@ pub const FAMILIES: [Family; 52] = [
     counter("kvrail_inserted_bytes_total", "Their bytes, by {origin}"),
     counter("kvrail_evicted_blocks_total", "Blocks evicted, by the {rank} they had"),
     counter("kvrail_evicted_bytes_total", "Bytes that evictions reclaimed"),
+    counter("kvrail_removed_blocks_total", "Blocks taken out for another reason than to make room"),
+    counter("kvrail_removed_bytes_total", "Bytes of blocks taken out for another reason"),
     counter("kvrail_refetched_blocks_total", "Blocks fetched again within 60 s of their eviction"),
     counter(
         "kvrail_rank_moves_total",

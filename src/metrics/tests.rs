@@ -13,7 +13,8 @@ fn after(event: Event) -> Option<Event> {
     let (call, scope) = (RegistryCall::Plan, Scope::Path);
     Some(match event {
         Event::Inserted { .. } => Event::Evicted { rank: EvictionRank::LAST, bytes },
-        Event::Evicted { .. } => {
+        Event::Evicted { .. } => Event::Removed { rank: EvictionRank::FIRST, bytes },
+        Event::Removed { .. } => {
             Event::RankMoved { from: EvictionRank::FIRST, to: EvictionRank::LAST }
         }
         Event::RankMoved { .. } => Event::AlreadyResident { cause: ResidentCause::PartialHit },

@@ -1,10 +1,10 @@
 //! The health of peers, as the peer core tends to it: verdicts in, probes and events out.
 
-use super::Peers;
 use super::connection::State;
 use super::landing::Landing;
 use super::outbox::Context;
 use super::probe::Ended;
+use super::{LeaseUsage, Peers};
 use crate::health::{Cause, Entry};
 use crate::types::{NodeId, Timestamp};
 
@@ -12,6 +12,7 @@ impl<L: Landing> Peers<L> {
     /// Tells health what ended, takes probes on, and says how busy this node is.
     pub(super) fn tend(&mut self, landing: &mut L, now: Timestamp) {
         self.judge(now);
+        self.look_for_withdrawn(landing, now);
         if self.requester.probes.are_waiting() {
             self.take_probes_on(landing, now);
         }
@@ -76,5 +77,12 @@ impl<L: Landing> Peers<L> {
     #[must_use]
     pub fn leases_out(&self) -> u64 {
         self.holder.lent().leases
+    }
+
+    /// What each requester holds of this node now.
+    pub fn lease_usage(&self) -> impl Iterator<Item = LeaseUsage> + '_ {
+        self.holder.usages().filter_map(|(index, usage)| {
+            Some(LeaseUsage { requester: self.requesters.name(index)?, usage })
+        })
     }
 }

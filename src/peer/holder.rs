@@ -18,6 +18,7 @@ use super::layouts::ToldLayouts;
 use super::outbox::{Context, Outbox};
 use super::pressure::Pressure;
 use super::windows::Windows;
+use super::withdrawing::Withdrawals;
 use crate::event::{Event, EventSink, LendRefusal};
 use crate::fabric::{ConnectionId, WindowId};
 use crate::lease::{
@@ -42,8 +43,10 @@ pub(super) struct Lend<'a> {
 /// What this node has lent.
 #[derive(Debug)]
 pub(super) struct Holder {
-    store: Arc<Store>,
-    leases: LeaseTable,
+    pub(super) store: Arc<Store>,
+    pub(super) leases: LeaseTable,
+    /// What is to be lent no more.
+    pub(super) withdrawals: Withdrawals,
     pressure: Pressure,
     sink: Arc<dyn EventSink>,
     windows: Windows,
@@ -68,6 +71,7 @@ impl Holder {
     ) -> Result<Self, LeaseConfigError> {
         Ok(Self {
             store,
+            withdrawals: Withdrawals::default(),
             leases: LeaseTable::new(config, Arc::clone(&sink))?,
             pressure,
             sink,
@@ -107,6 +111,7 @@ impl Holder {
         self.keys.extend(hashes.iter().map(key));
         self.pinned.clear();
         self.store.pin_batch(&self.keys, &mut self.pinned);
+        self.withdrawals.keep_from(&mut self.pinned, &self.store);
         if prepare_all(&self.pinned, cx.landing) {
             self.lend_now(remote, request, cx);
         } else if self.parked.len() < limits::PARKED_LENDS_MAX {
@@ -139,6 +144,13 @@ impl Holder {
                 Some(remote) => self.lend_now(remote, request, cx),
                 None => unpin_all(&self.pinned, &self.store),
             }
+        }
+    }
+
+    /// Lends that wait do so no more for what is leaving.
+    pub(super) fn keep_from_parked(&mut self) {
+        for parked in &mut self.parked {
+            self.withdrawals.keep_from(&mut parked.pinned, &self.store);
         }
     }
 
@@ -211,7 +223,7 @@ impl Holder {
                         continue;
                     }
                     Err(loan) => {
-                        Residents::unpin(&*self.store, found.id);
+                        unpin(&self.store, found.id);
                         loan
                     }
                 },
@@ -234,8 +246,10 @@ impl Holder {
         lease: LeaseId,
         cx: &mut Context<'_, L>,
     ) {
-        // A node that leaves lets leases run to the end that they have, and no longer.
-        let renewed = match self.draining {
+        // A node that leaves lets leases run to the end that they have, and no longer; so does one that
+        // is to give back what they lend.
+        let leaves = self.draining || self.leases.lends(lease, |it| self.withdrawals.include(it));
+        let renewed = match leaves {
             true => None,
             false => self.leases.renew(lease, remote.borrower(), cx.now),
         };
@@ -345,17 +359,19 @@ impl Holder {
         if self.is_cutting(requester) {
             self.cutting.retain(|(other, _)| *other != requester);
             self.leases.handle_cut(requester, &*self.store);
+            self.withdrawals.hurry();
         }
     }
 
     /// Lets go of a pin that was taken for a local reader.
     pub(super) fn release(&self, resident: ResidentId) {
-        Residents::unpin(&*self.store, resident);
+        unpin(&self.store, resident);
     }
 
     /// This node was late by so much: what its requesters sent in time may not have been read.
     pub(super) fn handle_stall(&mut self, late: Duration) {
         self.leases.extend_all(late);
+        self.withdrawals.handle_stall(late);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
@@ -363,7 +379,8 @@ impl Holder {
         let limits = revoking.into_iter().flatten().map(|(_, limit)| *limit);
         // No event tells that a block has become ready.
         let parked = (!self.parked.is_empty()).then_some(self.look_at);
-        self.leases.poll_timeout().into_iter().chain(limits).chain(parked).min()
+        let withdrawn = self.withdrawals.poll_timeout();
+        self.leases.poll_timeout().into_iter().chain(limits).chain(parked).chain(withdrawn).min()
     }
 
     /// What all requesters hold.
@@ -454,9 +471,13 @@ fn prepare_all<L: Landing>(pinned: &[Result<Found, PinError>], landing: &mut L) 
     unready.count() == 0
 }
 
+pub(super) fn unpin(store: &Store, resident: ResidentId) {
+    Residents::unpin(store, resident);
+}
+
 fn unpin_all(pinned: &[Result<Found, PinError>], store: &Store) {
     for found in pinned.iter().flatten() {
-        Residents::unpin(store, found.id);
+        unpin(store, found.id);
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use crate::fabric::RegisteredSpan;
 use crate::protocol::{Place, RegionEntry, TensorEntry};
-use crate::store::Found;
+use crate::store::{Evicted, Found};
 use crate::types::{BlockKey, EvictionRank, Extent, Load, Scope};
 
 /// What became of a block that arrived.
@@ -89,6 +89,11 @@ pub trait Landing {
     fn layout(&self, number: u32) -> Option<LentLayout<'_>> {
         let _ = number;
         None
+    }
+
+    /// A resident that was withdrawn is gone, and nobody can read it any more.
+    fn removed(&mut self, removed: &Evicted) {
+        let _ = removed;
     }
 
     /// How long requesters should hold back for the sake of memory, milliseconds; 0 without pressure.

@@ -6,7 +6,8 @@
 //! own, and no allocation once its buffers have grown.
 //!
 //! - [`handshake`](self::handshake) brings connections up, [`closing`](self::closing) takes them down.
-//! - [`holder`](self::holder) lends: leases, their expiry, the rank steps of completions.
+//! - [`holder`](self::holder) lends: leases, their expiry, the rank steps of completions;
+//!   [`withdrawing`](self::withdrawing) ends that for residents whose memory is taken back.
 //! - [`requester`](self::requester) borrows: lend, read, complete, publish.
 //!
 //! **One connection per node.** A new one replaces the old, which is closed and drained first; of two
@@ -33,6 +34,7 @@ mod settle;
 mod silence;
 mod stall;
 mod windows;
+mod withdrawing;
 #[cfg(test)]
 mod tests;
 
@@ -45,6 +47,7 @@ pub use landing::{Landing, LentLayout, Published, Settled};
 pub use outbox::Output;
 pub use pressure::Pressure;
 pub use requester::RequesterConfig;
+pub use withdrawing::WithdrawalId;
 
 use crate::event::{Event, EventSink, LendRefusal};
 use crate::fabric::{
@@ -344,6 +347,7 @@ impl<L: Landing> Peers<L> {
         self.break_and_settle(Scope::Path, landing, now);
         self.lend_parked(landing, now);
         self.check_silence(now);
+        self.expire_withdrawn(now);
         self.cut_overdue(now);
         self.cut_expired(now);
         self.finish_cuts(landing, now);
@@ -476,13 +480,6 @@ impl<L: Landing> Peers<L> {
         self.connections.values().filter_map(|connection| match &connection.state {
             State::Up { remote } => Some((remote.node, self.requesters.name(remote.requester)?)),
             _ => None,
-        })
-    }
-
-    /// What each requester holds of this node now.
-    pub fn lease_usage(&self) -> impl Iterator<Item = LeaseUsage> + '_ {
-        self.holder.usages().filter_map(|(index, usage)| {
-            Some(LeaseUsage { requester: self.requesters.name(index)?, usage })
         })
     }
 }

@@ -42,6 +42,8 @@ pub(super) enum Fault {
     UnchangedUnseen,
     /// What was found to be garbage of one chunk is passed by in another.
     SkipForeign,
+    /// A removal overwrites the word that it found, whatever that is by now.
+    RemovalUnexchanged,
 }
 
 crate::sync::fault_switch!(Fault);

@@ -14,7 +14,7 @@ use crate::policy::Policy;
 const HISTORIES: u64 = 500_000;
 
 /// Faults that show in calls of any kind.
-const FAULTS: [Fault; 14] = [
+const FAULTS: [Fault; 15] = [
     Fault::RaiseUncounted,
     Fault::GuardUnread,
     Fault::TicketRepeated,
@@ -29,6 +29,7 @@ const FAULTS: [Fault; 14] = [
     Fault::UnpinUnannounced,
     Fault::SkipForeign,
     Fault::FoundUnchecked,
+    Fault::RemovalUnexchanged,
 ];
 
 /// The number of the first history that has no explanation.

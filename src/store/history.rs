@@ -65,7 +65,10 @@ impl Step {
 
     /// Whether this takes a slot that it may give back, or gives one back that it took.
     fn moves_slots(&self) -> bool {
-        matches!(self.operation, Operation::Insert { .. } | Operation::Evict(_))
+        matches!(
+            self.operation,
+            Operation::Insert { .. } | Operation::Evict(_) | Operation::Remove { .. }
+        )
     }
 
     /// What the oracle is after this step, if it gives the step's answers.

@@ -25,6 +25,8 @@
 //!   of one kind of memory. Nothing else happens; a search that finds none changes nothing. Where the
 //!   policy compares ages, they are exact for one thread; of several threads, each victim is the head of
 //!   some list.
+//! - **A removal** takes out the one resident that it names, if nobody has a pin on it then. What else is
+//!   in a list keeps its place.
 //! - **A slot's generation changes when it is used again**, so an id of a tenancy that ended
 //!   matches nothing. (After 2^32 - 1 tenancies of one slot its generations come round; an id would
 //!   have to be kept for that long to mislead.)
@@ -36,15 +38,16 @@
 //!
 //! No thread waits for another, wherever that one stops: what is announced, anybody finishes. An
 //! operation repeats a step only where another one's step came between. (Two bounds: 1,024 threads
-//! in the middle of commits or evictions, and 2,048 in the middle of an append.) There is no unsafe
-//! code: slots, chunks and links are indices into memory that is never freed, and what a reader found
-//! is confirmed by a second look at a word that never has the same value twice.
+//! in the middle of commits, evictions or removals, and 2,048 in the middle of an append.) There is no
+//! unsafe code: slots, chunks and links are indices into memory that is never freed, and what a reader
+//! found is confirmed by a second look at a word that never has the same value twice.
 //!
 //! A slot's state is one word (`word`); the lists are logs of placements (`log`), in which an entry
 //! counts only while the word of its slot names its position.
 //!
 //! ```text
-//!             insert, linked             appended, anybody
+//!                                                              ┌─────── removal ───────┐
+//!             insert, linked             appended, anybody     │                       v
 //!  Free ──> Arriving ──────────> Placing ────────────────> Live, pins = 0 ──> Claimed ──> Evicted
 //!   ^           │                   ^ ^                       │ │  ^ │  ^        │          │
 //!   │           │ pinned  last unpin│ └───── rank change ─────┘ │  │ │  └────────┘          │
@@ -54,7 +57,7 @@
 //!   │        └─┘  │ v   └──────────────────────────── pin ──────┘                           │
 //!   │   pin,unpin Serving ──── last pin: appended, anybody ────> Live, pins = 0             │
 //!   │   rank,flag (commit, anybody)                                                         │
-//!   └──────────────────────────── unlinked, by the evictor ─────────────────────────────────┘
+//!   └───────────────────── unlinked, by the evictor or the remover ─────────────────────────┘
 //! ```
 //!
 //! ## Where operations take effect
@@ -67,6 +70,7 @@
 //! | rank change, last unpin, insert | when it is appended, by the append that the word then names; a placement above rank 1 no later than the count in the guard (see below) |
 //! | commit | at the exchange of its ticket for the next word, or as the last unpin that it is |
 //! | evict | when the guard is read after the claim; "nothing": when the lowest list's end is read |
+//! | remove | at the exchange of the word for its ticket |
 //!
 //! Until an announced placement is complete nobody gets past it: who meets the word finishes it
 //! first. So nobody can tell when, between announcement and completion, it took effect, and the
@@ -88,7 +92,9 @@
 //! began, and those under way may be said to come after. (The guard counts to 2^32; a claim would have
 //! to stand for so many raises to mislead.) Moves downwards need no count: the search goes down, too,
 //! and meets a resident at its old entry, where it helps, or later at its new one. The head of a list
-//! remains the head until its word changes, because whatever comes, comes at the tail.
+//! remains the head until its word changes, because whatever comes, comes at the tail. Nor does a removal
+//! need a count: what a search found empty stays empty, and what it found at a head is still there when
+//! it is claimed, by its word, behind garbage alone.
 //!
 //! ## Why reuse is safe
 //!
@@ -141,6 +147,7 @@ mod log;
 mod requesters;
 mod resident;
 mod slots;
+mod steps;
 mod table;
 mod victims;
 mod word;
@@ -181,8 +188,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use resident::{
-    Committed, Evicted, Found, InsertError, Payload, PinError, ResidentView, StoreConfig,
-    StoreConfigError, StoreStats, UnpinError,
+    Committed, Evicted, Found, InsertError, Payload, PinError, RemoveError, ResidentView,
+    StoreConfig, StoreConfigError, StoreStats, UnpinError,
 };
 
 use crate::event::{Event, EventSink};
@@ -190,6 +197,7 @@ use crate::limits;
 use crate::policy::{Origin, RankEvent};
 use crate::types::{BlockKey, EvictionRank, MemoryKind, RequesterIndex, ResidentCause, ResidentId};
 use log::List;
+use steps::Steps;
 use table::{Step, Table};
 
 /// The resident blocks of one node. All methods take `&self`; any thread may call any of them.
@@ -197,29 +205,6 @@ pub struct Store {
     config: StoreConfig,
     sink: Arc<dyn EventSink>,
     table: Table,
-}
-
-/// The steps of one event over a batch that moved a rank, counted by the rank that they left, so that
-/// they can be told after the batch without a list of them.
-struct Steps {
-    counts: [u32; limits::RANK_MAX as usize + 1],
-    /// The ranks that were left, one bit each.
-    left: u32,
-}
-
-impl Steps {
-    fn new() -> Self {
-        Self { counts: [0; _], left: 0 }
-    }
-
-    fn add(&mut self, step: Step) {
-        if step.from != step.to
-            && let Some(count) = self.counts.get_mut(usize::from(step.from.get()))
-        {
-            *count += 1;
-            self.left |= 1 << step.from.get();
-        }
-    }
 }
 
 impl Store {
@@ -437,6 +422,18 @@ impl Store {
             out.push(victim);
         }
         out.len() - before
+    }
+
+    /// Takes this resident out, whatever its place, and hands its memory to the caller.
+    ///
+    /// # Errors
+    ///
+    /// [`RemoveError`]; nothing changed.
+    pub fn remove(&self, id: ResidentId) -> Result<Evicted, RemoveError> {
+        let removed = self.table.remove(id, &self.table.claims.take())?;
+        let (rank, bytes) = (removed.rank, u64::from(removed.payload.extent.len));
+        self.sink.emit(Event::Removed { rank, bytes });
+        Ok(removed)
     }
 
     /// What is here, in counts. Looks at every slot: 10 to 20 ms for a million. [`Store::count`] does

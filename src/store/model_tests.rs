@@ -66,6 +66,7 @@ fn any_operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(key, cause)| Operation::AlreadyResident { key, cause }),
         2 => any_key().prop_map(|key| Operation::FinishedSending { key }),
         2 => (any_key(), 0_u32..5).prop_map(|(key, owners)| Operation::OwnerHint { key, owners }),
+        2 => any_choice().prop_map(|serial| Operation::Remove { serial }),
         3 => any_kind().prop_map(Operation::Evict),
         1 => (any_kind(), 0_usize..4)
             .prop_map(|(kind, max)| Operation::EvictBatch { kind, max }),
@@ -86,7 +87,9 @@ impl Sequence {
                 *serial |= self.admissions.len() as u64 + 1;
                 self.admissions.push(*serial);
             }
-            Operation::Unpin { serial } | Operation::Commit { serial, .. } => {
+            Operation::Unpin { serial }
+            | Operation::Commit { serial, .. }
+            | Operation::Remove { serial } => {
                 *serial = self.choose(*serial, oracle);
             }
             Operation::UnpinBatch { serials } | Operation::CommitBatch { serials, .. } => {

@@ -68,6 +68,7 @@ pub(super) enum Operation {
     OwnerHint { key: u8, owners: u32 },
     Evict(MemoryKind),
     EvictBatch { kind: MemoryKind, max: usize },
+    Remove { serial: u64 },
 }
 
 /// One answer; a batch gives several.
@@ -81,6 +82,7 @@ pub(super) enum Answer {
     Unpinned,
     Stale,
     NotPinned,
+    Pinned,
     Refused(usize),
     Committed { rank: EvictionRank, first: bool },
     Said(bool),
@@ -162,6 +164,7 @@ impl Oracle {
             Operation::AlreadyResident { key, cause } => self.already_resident(*key, *cause),
             Operation::FinishedSending { key } => self.finished_sending(*key),
             Operation::OwnerHint { key, owners } => self.owner_hint(*key, *owners),
+            Operation::Remove { serial } => self.remove(*serial),
             Operation::Evict(kind) => return self.evict(*kind).into_iter().collect(),
             Operation::EvictBatch { kind, max } => {
                 return (0..*max).map_while(|_| self.evict(*kind)).collect();
@@ -344,6 +347,18 @@ impl Oracle {
         };
         let capacity = self.config.capacity as usize;
         !self.residents.contains_key(key) && self.residents.len() + others >= capacity
+    }
+
+    fn remove(&mut self, serial: u64) -> Answer {
+        let Some(key) = self.key_of(serial) else {
+            return Answer::Stale;
+        };
+        if self.residents[&key].pins > 0 {
+            return Answer::Pinned;
+        }
+        self.lists.values_mut().for_each(|list| list.retain(|place| place.0 != key));
+        let rank = self.residents.remove(&key).unwrap().rank;
+        Answer::Evicted { key, serial, rank }
     }
 
     /// Evicts `key`, if it is the head of a list of this kind of memory, whichever.

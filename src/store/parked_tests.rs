@@ -54,6 +54,7 @@ fn operations() -> Vec<(&'static str, Operation)> {
         ("evict", |store| {
             store.evict(MemoryKind::Host);
         }),
+        ("remove", |store| remove(store, 1)),
         ("list", |store| assert_eq!(store.list(0, 100, &mut Vec::new()), None)),
     ]
 }
@@ -62,6 +63,12 @@ fn insert(store: &Store, number: u8, pinned: bool) {
     let inserted = store.insert(key(number), payload(u64::from(number)), SAVED, pinned);
     if let (Ok(found), true) = (inserted, pinned) {
         store.unpin(found.id).ok();
+    }
+}
+
+fn remove(store: &Store, number: u8) {
+    if let Some(found) = store.lookup(&key(number)) {
+        store.remove(found.id).ok();
     }
 }
 
@@ -86,6 +93,8 @@ fn work(store: &Store) {
         store.already_resident(&key(number), ResidentCause::PartialHit);
         store.owner_hint(&key(number), 3);
         store.evict(MemoryKind::Host);
+        remove(store, 20 + number);
+        remove(store, 1);
         let serial = u64::from(round);
         store.insert(key(number), payload(serial), SAVED, false).ok();
         store.insert(key(20 + number), payload(serial), SAVED, false).ok();

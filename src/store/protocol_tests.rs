@@ -29,6 +29,10 @@ fn commit(serial: u64, requester: u16) -> Operation {
     Commit { serial, requester: RequesterIndex(requester) }
 }
 
+fn remove(serial: u64) -> Operation {
+    Remove { serial }
+}
+
 /// Blocks 0, 1 and so on, which are the admissions 1, 2 and so on.
 fn filled(blocks: u8) -> Vec<Operation> {
     (0..blocks).map(|key| insert(key, u64::from(key) + 1)).collect()
@@ -93,6 +97,30 @@ fn a_raise_against_a_claim() {
 fn a_pin_against_a_claim() {
     check(2, &filled(2), &[&[Pin { key: 0 }], &[EVICT], &[Pin { key: 0 }]]);
     check(1, &filled(1), &[&[lend(0), Unpin { serial: 1 }], &[EVICT, Lookup { key: 0 }]]);
+}
+
+#[test]
+fn a_removal_against_pins_touches_and_a_commit() {
+    check(1, &filled(1), &[&[remove(1)], &[Pin { key: 0 }], &[touch(0)]]);
+    check(2, &filled(2), &[&[remove(1)], &[lend(0), Unpin { serial: 1 }]]);
+    let mut pinned = filled(2);
+    pinned.push(Pin { key: 0 });
+    check(2, &pinned, &[&[remove(1), remove(1)], &[commit(1, 9)], &[touch(0)]]);
+    check(2, &filled(2), &[&[remove(1)], &[FinishedSending { key: 0 }], &[remove(1)]]);
+}
+
+#[test]
+fn a_removal_against_a_claim() {
+    check(2, &filled(2), &[&[remove(1)], &[EVICT], &[EVICT]]);
+    check(3, &filled(3), &[&[remove(2), touch(2)], &[EVICT, EVICT]]);
+    let raise = |key| FinishedSending { key };
+    check(3, &filled(3), &[&[remove(3)], &[raise(2)], &[EVICT, raise(0)]]);
+}
+
+#[test]
+fn a_removal_against_an_insertion_of_its_block() {
+    check(2, &filled(1), &[&[remove(1)], &[insert(0, 101)], &[insert(0, 201)]]);
+    check(1, &filled(1), &[&[remove(1), Lookup { key: 0 }], &[insert(0, 101), EVICT], &[touch(0)]]);
 }
 
 #[test]

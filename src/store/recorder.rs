@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::StoreConfig;
 use super::fault::{self, Fault};
 use super::history::{History, Step};
-use super::oracle::{Answer, IN_ENGINE, ON_DEVICE, Operation, Oracle};
+use super::oracle::{Answer, IN_ENGINE, ON_DEVICE, Operation, Oracle, kind_of};
 use super::subject::Subject;
 use crate::policy::Origin;
 use crate::sync::{limit_accesses, set_interference, thread};
@@ -20,6 +20,9 @@ const KEYS: u8 = 4;
 
 /// Accesses to shared cells of one thread in one history: a thousand times what it takes.
 const ACCESSES: u64 = 1_000_000;
+
+/// Where admissions lie, and victims are taken from: mostly in one memory, so that they meet.
+const PLACES: [u64; 6] = [0, 0, 0, 0, ON_DEVICE, IN_ENGINE];
 
 /// A xorshift generator: the same calls for the same seed.
 pub(super) struct Random(pub(super) u64);
@@ -88,14 +91,14 @@ impl Caller<'_> {
     fn operation(&mut self) -> Operation {
         let random = &mut self.random;
         let requester = RequesterIndex(random.of(&[0, 1, 48, 60]));
-        match random.below(16) {
+        match random.below(17) {
             0..3 => {
                 self.serial += 1;
                 let source = EvictionRank::clamped(random.of(&[1, 2, 31]));
                 let fetched = Origin::Fetched { source };
                 let origin = random.of(&[Origin::Saved { owners: None }, fetched]);
                 let (key, pinned) = (random.key(), random.half());
-                let serial = self.serial | random.of(&[0, 0, ON_DEVICE, IN_ENGINE]);
+                let serial = self.serial | random.of(&PLACES);
                 Operation::Insert { key, serial, origin, pinned }
             }
             3 => Operation::Pin { key: random.key() },
@@ -117,8 +120,9 @@ impl Caller<'_> {
                     Operation::AlreadyResident { key: random.key(), cause }
                 }
             },
-            14 => Operation::EvictBatch { kind: random.of(&MemoryKind::ALL), max: 2 },
-            _ => Operation::Evict(random.of(&MemoryKind::ALL)),
+            14 => Operation::Remove { serial: self.admission() },
+            15 => Operation::EvictBatch { kind: kind_of(random.of(&PLACES)), max: 2 },
+            _ => Operation::Evict(kind_of(random.of(&PLACES))),
         }
     }
 

@@ -58,7 +58,7 @@ pub struct Found {
     pub rank: EvictionRank,
 }
 
-/// An evicted resident: whoever gets it owns the memory of its payload.
+/// A resident that was evicted or removed: whoever gets it owns the memory of its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Evicted {
     /// Its key.
@@ -113,6 +113,17 @@ pub enum UnpinError {
     /// The resident is here and nobody holds a pin on it.
     #[error("the resident has no pin to give back; a pin was given back twice")]
     NotPinned,
+}
+
+/// Why a resident was not taken out. Nothing changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RemoveError {
+    /// Somebody has a pin on it.
+    #[error("the resident has pins; remove it once they are given back")]
+    Pinned,
+    /// The resident that the id meant was evicted or removed.
+    #[error("the id is of a resident that is gone")]
+    Gone,
 }
 
 /// What a store holds now, in counts: exact where nothing else is going on; else each resident is

@@ -147,12 +147,26 @@ impl Worker<'_> {
         self.store.evict_batch(kind, 3, &mut out);
         for victim in out {
             assert_eq!(victim.payload.extent.pool.kind(), kind);
-            let cell = victim.payload.extent.offset;
-            let held = &self.memory.cells[usize::try_from(cell).unwrap()];
-            // Only the evictor owns the memory now; nobody may have taken it before.
-            assert_eq!(held.swap(0, Ordering::Relaxed), victim.payload.checksum);
-            self.memory.free.lock().unwrap().push(cell);
+            self.free(&victim.payload);
         }
+    }
+
+    fn remove(&mut self) {
+        let key = self.key();
+        if let Some(found) = self.store.lookup(&key)
+            && let Ok(removed) = self.store.remove(found.id)
+        {
+            assert_eq!((removed.id, removed.key, removed.payload), (found.id, key, found.payload));
+            self.free(&removed.payload);
+        }
+    }
+
+    /// Whoever took a resident out owns its memory now; nobody may have taken that before.
+    fn free(&self, payload: &Payload) {
+        let cell = payload.extent.offset;
+        let held = &self.memory.cells[usize::try_from(cell).unwrap()];
+        assert_eq!(held.swap(0, Ordering::Relaxed), payload.checksum);
+        self.memory.free.lock().unwrap().push(cell);
     }
 
     fn insert(&mut self) {
@@ -180,7 +194,7 @@ impl Worker<'_> {
 
     fn step(&mut self) {
         let held = u64::try_from(self.pins.len()).unwrap();
-        match self.random(8) {
+        match self.random(9) {
             0 | 1 => self.insert(),
             2 => self.evict(),
             3 if held < 6 => {
@@ -198,6 +212,7 @@ impl Worker<'_> {
                 self.store.finished_sending(&key);
                 self.store.already_resident(&key, ResidentCause::PeerFetch);
             }
+            6 => self.remove(),
             _ if held > 0 => {
                 let at = self.random(held);
                 self.release(usize::try_from(at).unwrap());

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::oracle::{Answer, Operation, Oracle, key, payload};
-use super::{Committed, Evicted, Found, InsertError, PinError, Store, StoreConfig, UnpinError};
+use super::{
+    Committed, Evicted, Found, InsertError, PinError, RemoveError, Store, StoreConfig, UnpinError,
+};
 use crate::event::{Event, EventSink};
 use crate::types::{BlockKey, EvictionRank, Generation, ResidentId};
 
@@ -20,7 +22,7 @@ impl EventSink for RankSum {
         let change = match event {
             Event::Inserted { rank, .. } => of(rank),
             Event::RankMoved { from, to } => of(to) - of(from),
-            Event::Evicted { rank, .. } => -of(rank),
+            Event::Evicted { rank, .. } | Event::Removed { rank, .. } => -of(rank),
             _ => 0,
         };
         self.0.fetch_add(change, Ordering::Relaxed);
@@ -159,6 +161,11 @@ impl Subject {
             Operation::OwnerHint { key: number, owners } => {
                 said(self.store.owner_hint(&key(*number), *owners))
             }
+            Operation::Remove { serial } => match self.store.remove(self.id(*serial)) {
+                Ok(removed) => self.evicted(removed),
+                Err(RemoveError::Pinned) => Answer::Pinned,
+                Err(RemoveError::Gone) => Answer::Stale,
+            },
             Operation::Evict(kind) => {
                 let victim = self.store.evict(*kind);
                 return victim.map(|victim| self.evicted(victim)).into_iter().collect();

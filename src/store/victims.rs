@@ -1,5 +1,5 @@
 //! Victims: the search through the lists, the claim, and the guard that says whether the search was
-//! still true when the claim was made.
+//! still true when the claim was made. And removals, which need none of that.
 
 use arrayvec::ArrayVec;
 
@@ -7,14 +7,14 @@ use super::claims::{Owned, Ticket};
 use super::fault::{self, Fault};
 use super::index::{Bucket, Index};
 use super::log::{List, Oldest, Placed};
-use super::resident::Evicted;
+use super::resident::{Evicted, RemoveError};
 use super::slots::Slot;
 use super::table::Table;
 use super::word::{Flag, State, Word};
 use crate::limits;
 use crate::policy::ListHead;
 use crate::sync::{Apart, Cell, Shared};
-use crate::types::{EvictionRank, MemoryKind, PolicyKind};
+use crate::types::{EvictionRank, MemoryKind, PolicyKind, ResidentId};
 
 /// For each kind of memory the ranks that ever had a list, one bit each, and above them the count of
 /// raises.
@@ -143,7 +143,7 @@ impl Table {
             }
             self.judge(oldest.slot, ticket);
             if entry.word() == Word::ticket(State::Evicted, ticket) {
-                return self.take_out(entry, oldest);
+                return self.take_out(entry, oldest.slot, oldest.word);
             }
         }
     }
@@ -168,9 +168,28 @@ impl Table {
         entry.replace(mark, next);
     }
 
-    /// Empties the slot of a victim whose ticket the caller holds.
-    fn take_out(&self, entry: Slot<'_>, victim: Oldest) -> Option<Evicted> {
-        let Oldest { slot, word, .. } = victim;
+    /// Takes out the resident that `id` means. Its word, with no pin, names its place in a list, and so
+    /// never comes back once the resident has left that place: the exchange is of what was looked at.
+    pub(super) fn remove(&self, id: ResidentId, claim: &Owned<'_>) -> Result<Evicted, RemoveError> {
+        let entry = self.at(id.slot).ok_or(RemoveError::Gone)?;
+        loop {
+            let word = self.resolve(id).ok_or(RemoveError::Gone)?;
+            if word.pins() > 0 {
+                return Err(RemoveError::Pinned);
+            }
+            // Nobody asks what an evicted slot's ticket says; it makes the word one that never was.
+            let gone = Word::ticket(State::Evicted, claim.say(word.0, 0));
+            if fault::is(Fault::RemovalUnexchanged) {
+                entry.set(gone);
+            } else if !entry.replace(word, gone) {
+                continue;
+            }
+            return self.take_out(entry, id.slot, word).ok_or(RemoveError::Gone);
+        }
+    }
+
+    /// Empties the slot of a resident that is gone, whose ticket the caller holds; `word` was its last.
+    fn take_out(&self, entry: Slot<'_>, slot: u32, word: Word) -> Option<Evicted> {
         let (key, payload) = (entry.key(), self.slots.payload(slot)?);
         let evicted = Evicted { key, id: self.id(slot), payload, rank: word.rank() };
         self.index.remove(&self.slots, self.index.bucket(&key), slot);

@@ -12,7 +12,7 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
 }
 
 /// What must happen in some run: a simulation in which nothing goes wrong proves nothing.
-const MUST_HAPPEN: [&str; 48] = [
+const MUST_HAPPEN: [&str; 50] = [
     "aborted",
     "already resident",
     "announced all",
@@ -60,6 +60,8 @@ const MUST_HAPPEN: [&str; 48] = [
     "sole owner told",
     "stall",
     "superseded",
+    "withdrawn",
+    "withdrawn in use",
     "wrong report",
 ];
 

@@ -198,12 +198,13 @@ impl World {
                     }
                 }
             }
-            61..68 => {
+            61..66 => {
                 let at = self.node();
                 if let Some(node) = &mut self.cluster.nodes[at] {
                     node.landing.evict();
                 }
             }
+            66..68 => self.withdraw(),
             68..71 => self.crowd(),
             71..77 => {
                 let (a, b) = self.pair();
@@ -236,6 +237,15 @@ impl World {
                 self.seen.count("stall", 1);
             }
         }
+    }
+
+    /// Whoever owns the memory of some blocks takes it back.
+    fn withdraw(&mut self) {
+        let (at, blocks, now) = (self.node(), self.blocks(), self.cluster.now());
+        let Some(node) = &mut self.cluster.nodes[at] else { return };
+        let lent = blocks.iter().filter(|block| node.pins(**block) > 0).count();
+        self.seen.count("withdrawn in use", lent as u64);
+        node.withdraw(node.withdrawals, &blocks, now);
     }
 
     /// The registry loses all, does not answer for a while, or not to one node.

@@ -1,6 +1,7 @@
 //! What each failure does to pins and ranks. The stand-in store counts: a pin that is given back
 //! twice, or a rank step that happens twice, fails the test at once.
 
+mod expiry;
 mod model;
 
 use std::cell::RefCell;

@@ -21,6 +21,8 @@ enum Operation {
     Abort(prop::sample::Index),
     Supersede(u16, u64),
     Advance(u64),
+    /// Leases over this block expire.
+    Expire(u32),
     PollCut,
     HandleCut,
 }
@@ -38,6 +40,7 @@ fn operations() -> impl Strategy<Value = Operation> {
         1 => lease().prop_map(Operation::Abort),
         1 => (0..3_u16, 0..2_u64).prop_map(|(r, e)| Operation::Supersede(r, e)),
         3 => (0..700_u64).prop_map(Operation::Advance),
+        1 => (0..6_u32).prop_map(Operation::Expire),
         2 => Just(Operation::PollCut),
         2 => Just(Operation::HandleCut),
     ]
@@ -152,6 +155,11 @@ fn apply(bench: &mut Bench, world: &mut World, operation: Operation) {
             bench.table.supersede(requester, NodeEpoch(epoch), &bench.shelf);
         }
         Operation::Advance(ms) => world.now += ms,
+        Operation::Expire(block) => {
+            let pins = bench.shelf.pins();
+            bench.table.expire_where(|resident| resident.slot == block);
+            assert_eq!(bench.shelf.pins(), pins, "unpinned before the cut");
+        }
         Operation::PollCut => {
             let pins = bench.shelf.pins();
             world.cutting.extend(bench.table.poll_cut(at(world.now)));

@@ -19,3 +19,4 @@ mod stalls;
 mod stranger;
 mod strided;
 mod windows;
+mod withdrawals;

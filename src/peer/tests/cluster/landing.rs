@@ -62,11 +62,11 @@ fn scribble(pool: &HostPool, extent: Extent) {
     pool.write(extent, 0, &vec![0xee; extent.len as usize]).unwrap();
 }
 
-/// The pool that extents of blocks in pieces name; their offset is the block's number.
-pub(crate) const CACHE: PoolId = PoolId(9);
-
 /// The number of the only layout.
 pub(crate) const LAYOUT: u32 = 77;
+
+/// What extents of blocks in pieces name; their offset is the block's number.
+pub(crate) const CACHE: PoolId = PoolId::of_layout(77).unwrap();
 
 /// Blocks in pieces, in a part of the pool that is reserved for them.
 #[derive(Debug)]
@@ -102,6 +102,8 @@ pub(crate) struct TestLanding {
     pub(crate) evicted: u64,
     /// Requesters that those had been served to.
     pub(crate) readers_of_evicted: u64,
+    /// Residents that were withdrawn and are gone.
+    pub(crate) removed: u64,
     pub(crate) pause_ms: u32,
     pub(crate) ledger: Arc<Ledger>,
     /// Residents that a peer sent.
@@ -129,6 +131,7 @@ impl TestLanding {
             owned: Owned::default(),
             evicted: 0,
             readers_of_evicted: 0,
+            removed: 0,
             pause_ms: 0,
             ledger,
             fetched: BTreeSet::new(),
@@ -321,6 +324,20 @@ impl Landing for TestLanding {
         let cache = self.cache.as_ref().filter(|_| number == LAYOUT)?;
         let (regions, tensors) = (&cache.regions, &cache.tensors);
         Some(LentLayout { blocks: cache.layout.blocks(), regions, tensors })
+    }
+
+    /// Whoever owns the memory overwrites it at once.
+    fn removed(&mut self, removed: &Evicted) {
+        let extent = removed.payload.extent;
+        for (offset, len) in self.pieces(extent) {
+            self.pool.mapping().write(offset, &vec![0xee; len as usize]).unwrap();
+        }
+        if extent.pool != CACHE {
+            self.pool.release(extent).unwrap();
+        }
+        self.removed += 1;
+        self.fetched.remove(&removed.id);
+        self.ledger.change(&removed.key, false);
     }
 
     fn pause_ms(&self) -> u32 {

@@ -7,7 +7,9 @@ use super::super::krate::event::EventSink;
 use super::super::krate::fabric::{Access, EventBatch, Fabric, FabricEvent, ReadBatch};
 use super::super::krate::limits::PROBE_BYTES;
 use super::super::krate::memory::{HostPool, PoolOptions};
-use super::super::krate::peer::{FetchId, FetchRequest, Fetched, LocalNode, Output, Peers};
+use super::super::krate::peer::{
+    FetchId, FetchRequest, Fetched, LocalNode, Output, Peers, WithdrawalId,
+};
 use super::super::krate::policy::Policy;
 use super::super::krate::protocol::{Kind, RegionEntry, SecretKey, kind_of};
 use super::super::krate::sim::{Random, SimEndpoint, SimFabric, SimNetwork};
@@ -25,6 +27,9 @@ pub(crate) struct Member {
     pub(crate) landing: TestLanding,
     pub(crate) log: Arc<Log>,
     pub(crate) fetched: Vec<Fetched>,
+    /// Withdrawals that were asked for, and those that are over.
+    pub(crate) withdrawals: u64,
+    pub(crate) withdrawn: Vec<WithdrawalId>,
     events: EventBatch,
     reads: ReadBatch,
     next_fetch: u64,
@@ -85,6 +90,8 @@ impl Member {
             landing,
             log,
             fetched: Vec::new(),
+            withdrawals: 0,
+            withdrawn: Vec::new(),
             events,
             reads,
             next_fetch: 1,
@@ -126,6 +133,7 @@ impl Member {
         while let Some(fetched) = self.peers.poll_fetched() {
             self.fetched.push(fetched);
         }
+        self.withdrawn.extend(std::iter::from_fn(|| self.peers.poll_withdrawn()));
     }
 
     fn carry_out_one(&mut self, output: Output, now: Timestamp) {
@@ -183,6 +191,13 @@ impl Member {
         let (node, namespace) = (node_id(from), key_of(0).namespace);
         self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
         id
+    }
+
+    /// Takes blocks back, those of them that are here.
+    pub(crate) fn withdraw(&mut self, id: u64, blocks: &[u16], now: Timestamp) {
+        self.withdrawals += 1;
+        let ids = blocks.iter().filter_map(|block| Some(self.view(*block)?.id)).collect();
+        self.peers.withdraw(WithdrawalId(id), ids, &mut self.landing, now);
     }
 
     pub(crate) fn residents(&self) -> Vec<ResidentView> {
