@@ -15,11 +15,11 @@ use crate::support::{
     node_id, read, save, transport, try_read, until, until_stopped,
 };
 
-const AUTO: [&str; 2] = ["--transport", "auto"];
+pub(crate) const AUTO: [&str; 2] = ["--transport", "auto"];
 const TCP: [&str; 2] = ["--transport", "tcp"];
 
 /// The transports of a node's connections to peers.
-fn transports(client: &Client) -> Vec<String> {
+pub(crate) fn transports(client: &Client) -> Vec<String> {
     let peers = client.stat().unwrap().peers;
     let mut all: Vec<String> = peers.into_iter().map(|peer| peer.transport).collect();
     all.sort_unstable();

@@ -155,17 +155,10 @@ impl Gpu {
         }
         let staged = regions.direct.is_none();
         tracing::info!(gpu = %attributes.name, pci = %attributes.pci, staged, "GPU memory");
-        let way = |(nic, rung): &(String, crate::memory::Rung)| GpuWayStat {
-            nic: nic.clone(),
-            rung: rung.to_string(),
-        };
-        let refused = |refused: &crate::memory::RungRefused| GpuWayRefused {
-            nic: refused.nic.clone(),
-            rung: refused.rung.to_string(),
-            call: refused.call.clone(),
-            errno: refused.errno,
-            why: refused.why.clone(),
-        };
+        let nics: Vec<_> = regions.climb.ways().collect();
+        for GpuWayStat { nic, rung, near, near_why } in &nics {
+            tracing::info!(nic, rung, near, why = near_why, "a NIC's way into the GPU's memory");
+        }
         GpuStat {
             ordinal: self.options.ordinal,
             name: attributes.name.clone(),
@@ -173,8 +166,8 @@ impl Gpu {
             pool: PoolId::GPU.0,
             lost: false,
             way: if staged { "staging" } else { "direct" }.to_owned(),
-            nics: regions.climb.rungs.iter().map(way).collect(),
-            refused: regions.climb.refused.iter().map(refused).collect(),
+            nics,
+            refused: regions.climb.refused.iter().map(GpuWayRefused::from).collect(),
         }
     }
 
