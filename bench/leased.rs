@@ -20,6 +20,7 @@ use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{Place, RegionEntry, SecretKey};
 use kvrail::runtime::clock::Clock;
 use kvrail::runtime::data::{self, DataHandle, DataJoin};
+use kvrail::runtime::in_place::InPlace;
 use kvrail::store::{Payload, Store, StoreConfig};
 use kvrail::types::{BlockHash, BlockKey, EvictionRank, Extent, NamespaceId, NodeId, PoolId};
 use kvrail::verbs::VerbsFabric;
@@ -57,6 +58,8 @@ struct Memory {
     region: Region,
     asks: Arc<Asks>,
 }
+
+impl InPlace for Memory {}
 
 impl Landing for Memory {
     type Memory = Reservation;

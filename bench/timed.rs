@@ -10,7 +10,7 @@ use kvrail::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, ReadBatch,
     Region, RegionId, RemoteSpan, Wake, WindowId,
 };
-use kvrail::memory::Mapping;
+use kvrail::memory::{ForeignFabric, Mapping, Pinner};
 use kvrail::verbs::VerbsFabric;
 
 /// Nanoseconds since a moment that all threads of this process share.
@@ -122,6 +122,22 @@ impl Timed {
         if marks.len() < marks.capacity() {
             marks.push((nanos(), mark));
         }
+    }
+}
+
+impl ForeignFabric for Timed {
+    type Pinned = <VerbsFabric as ForeignFabric>::Pinned;
+
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
+        self.fabric.pinner(access)
+    }
+
+    fn adopt(&mut self, pinned: Self::Pinned) -> Result<Region, FabricError> {
+        self.fabric.adopt(pinned)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
+        self.fabric.disown(region)
     }
 }
 

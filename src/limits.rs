@@ -40,8 +40,8 @@ pub const POOLS_MAX: usize = 16;
 /// Blocks in one lend request: 512 blocks of 16 tokens are an 8,192-token prefix.
 pub const LEND_BLOCKS_MAX: usize = 512;
 
-/// Regions that a node may lend from: its pools and some room.
-pub const REGIONS_MAX: usize = 64;
+/// Regions that a node may lend from: its pools and some room, and what an engine publishes blocks in.
+pub const REGIONS_MAX: usize = 64 + ENGINE_ALLOCATIONS_MAX;
 
 /// RDMA NICs that one node uses: as many as hosts with eight GPUs have for their data.
 pub const NICS_MAX: usize = 8;

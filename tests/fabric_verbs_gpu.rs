@@ -16,9 +16,11 @@ use kvrail::cuda::{
     Context, CopyQueue, DeviceMemory, Driver, End as Place, HostRegistration, Piece,
 };
 use kvrail::fabric::{Access, Fabric, Region};
-use kvrail::memory::{Climb, ForeignMemory, GpuDirect, Mapping, Rung};
+use kvrail::memory::{
+    Climb, ExportRefused, ExportedRange, ForeignFabric, ForeignMemory, GpuDirect, Mapping, Rung,
+};
 
-use conformance::{End, Pair, Random, Read};
+use conformance::{End, Pair, Random, Read, span};
 use cuda_standin::StandIn;
 use rdma::{Verbs, device};
 
@@ -166,4 +168,76 @@ fn registered_memory_stays_until_it_is_deregistered() {
     assert_eq!(other.used(), 2 * LEN, "the second registration holds it");
     end.fabric.deregister(again.id);
     assert_eq!(other.used(), LEN);
+}
+
+/// A part of a GPU's memory, as memory of its own.
+#[derive(Debug)]
+struct Part {
+    whole: Arc<dyn ForeignMemory>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl ForeignMemory for Part {
+    fn address(&self) -> u64 {
+        self.whole.address() + self.offset
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn pci(&self) -> Option<String> {
+        self.whole.pci()
+    }
+
+    fn writable(&self) -> Result<(), ExportRefused> {
+        self.whole.writable()
+    }
+
+    fn dma_buf(&self, offset: u64, len: u64) -> Result<ExportedRange, ExportRefused> {
+        self.whole.dma_buf(self.offset + offset, len)
+    }
+}
+
+/// Each registration has keys, bounds and an end of its own, whatever bytes they share.
+#[test]
+fn regions_that_share_bytes_do_not_know_of_each_other() {
+    let (Some(_), Some(standin)) = (device(), StandIn::new()) else { return };
+    standin.control("set registrable 1");
+    let (source, target) = (Gpu::new(&standin), Gpu::new(&standin));
+    let sent = Random::new(11).bytes(BYTES);
+    source.exchange(Some(&sent));
+    let part = |offset: u64, bytes: u64| -> Arc<dyn ForeignMemory> {
+        Arc::new(Part { whole: source.foreign(), offset, bytes })
+    };
+    let mut pair = Pair::<Verbs>::new();
+    let (into, _) = register(&mut pair.a, &target.foreign(), GpuDirect::Peermem);
+    let into = into.unwrap();
+    // The whole twice, its second half, and what lies across the middle but for the ends.
+    let half = LEN / 2;
+    let memories =
+        [source.foreign(), source.foreign(), part(half, half), part(half - 4096, 8192 + 1)];
+    let regions =
+        memories.each_ref().map(|memory| register(&mut pair.b, memory, GpuDirect::Auto).0.unwrap());
+    let starts = [0, 0, half, half - 4096];
+    let mut at = 0_u64;
+    // All of them, then the last ones alone, as the first ones end.
+    for first in 0..regions.len() {
+        for (region, start) in regions.iter().zip(starts).skip(first) {
+            // The bytes at the middle, where all of them meet: each region counts from its own start.
+            let remote = region.remote(half - start, 4097).unwrap();
+            let into = vec![span(&into, at * 8192, 4097)];
+            at += 1;
+            pair.post(&[Read { slot: u32::try_from(at).unwrap(), remote, into }]);
+            pair.succeed(usize::try_from(at).unwrap());
+        }
+        pair.b.fabric.deregister(regions.get(first).unwrap().id);
+    }
+    let arrived = target.exchange(None);
+    let middle = BYTES / 2;
+    for at in 0..usize::try_from(at).unwrap() {
+        let read = arrived.get(at * 8192..at * 8192 + 4097);
+        assert!(read == sent.get(middle..middle + 4097), "READ {at}");
+    }
 }

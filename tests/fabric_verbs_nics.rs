@@ -393,7 +393,7 @@ fn reads_of_gpu_memory_take_the_nics_that_are_near_to_it() {
     use std::sync::Arc;
 
     use kvrail::cuda::{Context, DeviceMemory, Driver};
-    use kvrail::memory::ForeignMemory;
+    use kvrail::memory::{ForeignFabric, ForeignMemory};
 
     const BYTES: u64 = 2 << 20;
     let (Some(_), Some(standin)) = (devices(), cuda_standin::StandIn::new()) else { return };
@@ -409,6 +409,11 @@ fn reads_of_gpu_memory_take_the_nics_that_are_near_to_it() {
     let rungs = kvrail::memory::GpuDirect::Peermem.direct();
     let served = pair.b.fabric.register_foreign(&memory(), Access::RemoteRead, rungs).unwrap();
     let into = pair.a.fabric.register_foreign(&memory(), Access::Local, rungs).unwrap();
+    let judged: Vec<_> =
+        served.1.near.iter().map(|(nic, it)| (nic.as_str(), it.near, it.why.as_str())).collect();
+    let [other, named] = wire();
+    let want = [(other, false, "--gpu-nics names others"), (named, true, "--gpu-nics")];
+    assert_eq!(judged, want);
     let (served, into) = (served.0.unwrap(), into.0.unwrap());
     let (host, _) = pair.a.region(&vec![0; BYTES as usize], Access::Local);
     let (remote, _) = pair.b.region(&vec![0; BYTES as usize], Access::RemoteRead);

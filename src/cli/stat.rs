@@ -12,7 +12,7 @@ use super::CliError;
 use super::door::{DoorArgs, write_json, written};
 use super::table::table;
 use crate::config::Size;
-use crate::protocol::door::stat::{GpuStat, GpuWayRefused, StatReport};
+use crate::protocol::door::stat::{GpuStat, GpuWayRefused, GpuWayStat, InPlaceStat, StatReport};
 use crate::types::{NodeId, WordError};
 
 /// Arguments of `kvrail stat`.
@@ -71,14 +71,49 @@ pub(super) fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<ExitCode, Cli
 fn gpu_rows(gpu: &GpuStat) -> Vec<[String; 2]> {
     let GpuStat { ordinal, name, pci, pool, way, .. } = gpu;
     let ways = gpu.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic)).collect::<String>();
+    let near = gpu.nics.iter().map(|GpuWayStat { nic, near, near_why, .. }| {
+        let near = if *near { "near" } else { "not near" };
+        [String::new(), format!("{nic} is {near}: {near_why}")]
+    });
     let lost = if gpu.lost { "lost: start the node again to have it back; " } else { "" };
     let line = format!("{lost}{ordinal}, {name} at {pci}, pool {pool}, {way}{ways}");
-    let refused = gpu.refused.iter().map(|refused| {
-        let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
-        let GpuWayRefused { nic, rung, call, why, .. } = refused;
-        [String::new(), format!("no {rung} on {nic}: {call}: {why}{errno}")]
-    });
-    [["gpu".to_owned(), line]].into_iter().chain(refused).collect()
+    let refused = gpu.refused.iter().map(refused_row);
+    [["gpu".to_owned(), line]].into_iter().chain(near).chain(refused).collect()
+}
+
+/// Whether peers on this host are reached over shared memory.
+fn shared_memory(why_not: &str) -> String {
+    if why_not.is_empty() {
+        return "with peers on this host".to_owned();
+    }
+    format!("none: {why_not}")
+}
+
+fn refused_row(refused: &GpuWayRefused) -> [String; 2] {
+    let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
+    let GpuWayRefused { nic, rung, call, why, .. } = refused;
+    [String::new(), format!("no {rung} on {nic}: {call}: {why}{errno}")]
+}
+
+/// The layouts of engines that peers read from, and what was refused.
+fn in_place_rows(in_place: &InPlaceStat) -> Vec<[String; 2]> {
+    let mut rows = Vec::new();
+    for layout in &in_place.layouts {
+        let ways = layout.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic));
+        let (blocks, bytes) = (layout.blocks, human(layout.bytes));
+        let line = format!(
+            "layout {:#06x}, {blocks} blocks, {bytes}{}",
+            layout.pool,
+            ways.collect::<String>()
+        );
+        rows.push(["in place".to_owned(), line]);
+        rows.extend(layout.refused.iter().map(refused_row));
+    }
+    if !in_place.refused.is_empty() {
+        rows.push(["in place".to_owned(), "memory of an engine that peers cannot read".to_owned()]);
+        rows.extend(in_place.refused.iter().map(refused_row));
+    }
+    rows
 }
 
 /// The node itself, line by line.
@@ -91,6 +126,7 @@ fn summary(report: &StatReport) -> Table {
     summary.add_row(["address", &node.address]);
     summary.add_row(["requester", &node.requester]);
     summary.add_row(["transport", &node.transport]);
+    summary.add_row(["shared memory", &shared_memory(&node.no_shared_memory)]);
     summary.add_row(["policy", &node.policy]);
     let age = format!("{} ms ago", node.heartbeat_age_ms);
     summary.add_row(["heartbeat", &age]);
@@ -110,7 +146,7 @@ fn summary(report: &StatReport) -> Table {
     if !report.registry.error.is_empty() {
         summary.add_row(["", &report.registry.error]);
     }
-    for row in report.gpu.iter().flat_map(gpu_rows) {
+    for row in report.gpu.iter().flat_map(gpu_rows).chain(in_place_rows(&report.in_place)) {
         summary.add_row(row);
     }
     summary

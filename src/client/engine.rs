@@ -1,10 +1,17 @@
-//! An engine's own memory: imported once, saved from and loaded into by block numbers.
+//! An engine's own memory: imported once, saved from and loaded into by block numbers, and read where it
+//! lies.
+//!
+//! A block is saved or published in place, not both: what is here already stays where it is. An engine
+//! that is about to overwrite a block that it published in place takes it back first
+//! ([`ImportedLayout::withdraw`]), and saves it between the two where it is to be kept. Whoever
+//! overwrites a published block without that breaks no reader, which finds by the checksum that these
+//! are not the bytes, but makes the block a failure for all of them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{Client, ClientError};
-use crate::layout::{AllocationId, Tensor};
+use crate::layout::{AllocationId, BlockId, Tensor};
 use crate::protocol::door::{
     DeviceUuid, EngineEvent, EngineReply, EngineRequest, LayoutId, LoadOutcome, MemorySource,
     MovedBlock, PublishOutcome, Reply, Request, Source,
@@ -160,6 +167,64 @@ impl ImportedLayout<'_> {
             Reply::Engine(EngineReply::Loaded { outcomes }) if outcomes.len() == blocks.len() => {
                 Ok(outcomes)
             }
+            other => Err(self.client.unexpected(other)),
+        }
+    }
+
+    /// Makes blocks visible where they lie, root first: peers read them out of the engine's memory, and
+    /// no pool holds a copy. One outcome per block; one that is on the node already stays where it is,
+    /// and this one is not published. The blocks have been written, and are left alone until
+    /// [`Self::withdraw`] has returned for them.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where the node's way to its peers does not reach this memory, with the
+    /// reason (save the blocks then), and for a block that is not in the layout, is named twice, or is
+    /// published under another hash; [`ClientError::Busy`] where there is no memory now to sum blocks up
+    /// in; else what broke the call.
+    pub fn publish(
+        &self,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        pulled: bool,
+    ) -> Result<Vec<PublishOutcome>, ClientError> {
+        self.publish_after(None, namespace, blocks, pulled)
+    }
+
+    /// As [`Self::publish`], where the blocks are only written once the work before this event has run.
+    ///
+    /// # Errors
+    /// As [`Self::publish`]; [`ClientError::Refused`] also where the memory's engine has no events.
+    pub fn publish_after(
+        &self,
+        event: Option<EngineEvent>,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        pulled: bool,
+    ) -> Result<Vec<PublishOutcome>, ClientError> {
+        let request = Request::Engine(EngineRequest::Publish {
+            namespace: *namespace,
+            pulled,
+            layout: self.id,
+            event,
+            blocks: blocks.to_vec(),
+        });
+        match self.client.call(&request)? {
+            Reply::Published { outcomes } if outcomes.len() == blocks.len() => Ok(outcomes),
+            other => Err(self.client.unexpected(other)),
+        }
+    }
+
+    /// Takes blocks back that were published in place; how many of these were. When this returns nobody
+    /// reads them any more, and the engine may write to them. A peer that is reading one has a second to
+    /// end, then its access is cut.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a block that is not in the layout; else what broke the call.
+    pub fn withdraw(&self, blocks: &[BlockId]) -> Result<u32, ClientError> {
+        let blocks = blocks.to_vec();
+        let request = Request::Engine(EngineRequest::Withdraw { layout: self.id, blocks });
+        match self.client.call(&request)? {
+            Reply::Done { count } => Ok(count),
             other => Err(self.client.unexpected(other)),
         }
     }

@@ -7,6 +7,10 @@
 //! behind the work that wrote the blocks; what it has copied is published only after the stream has come
 //! to its end, and so after the engine's event. An allocation stays open here until the last copy has
 //! ended, whatever became of the engine: the queue holds it.
+//!
+//! A handle names its allocation, so that one which is imported already is refused. A descriptor says
+//! nothing of whose memory it is: passed twice, it is imported twice, each time at addresses of its own
+//! and until its own end, and what two layouts write to the same bytes is their engines' affair.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -17,8 +21,8 @@ use super::{
     HostRegistration, IpcEventHandle, IpcMemoryHandle, Piece,
 };
 use crate::memory::{
-    Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, Mapping,
-    StridedCopy,
+    Claim, Claims, Copier, CopyError, Direction, EngineMemory, ExportRefused, ExportedRange,
+    ForeignMemory, Identity, ImportError, Mapping, Registrable, StridedCopy,
 };
 use crate::protocol::door::{DeviceUuid, EngineEvent, MemorySource};
 use crate::sync::{Mutex, lock};
@@ -149,7 +153,8 @@ impl EngineDevices {
         // Drivers give one handle one address, however often it is opened.
         held.push(claims.claim(identity).ok_or_else(taken)?);
         drop(bound);
-        Ok(Arc::new(ImportedMemory { memory: End::Device(memory), bytes, gpu, _claims: held }))
+        let given = Arc::new(Given { memory: Arc::clone(&memory), bytes });
+        Ok(Arc::new(ImportedMemory { memory: End::Device(memory), given, gpu, _claims: held }))
     }
 
     /// The GPU of this identity.
@@ -202,18 +207,47 @@ fn not_opened(error: &CudaError) -> ImportError {
     ImportError::System { call, error }
 }
 
+/// What an engine gave of an allocation: cards reach no byte beyond it.
+#[derive(Debug)]
+struct Given {
+    memory: Arc<DeviceMemory>,
+    bytes: u64,
+}
+
+impl ForeignMemory for Given {
+    fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn pci(&self) -> Option<String> {
+        ForeignMemory::pci(&*self.memory)
+    }
+
+    fn writable(&self) -> Result<(), ExportRefused> {
+        ForeignMemory::writable(&*self.memory)
+    }
+
+    fn dma_buf(&self, offset: u64, len: u64) -> Result<ExportedRange, ExportRefused> {
+        ForeignMemory::dma_buf(&*self.memory, offset, len)
+    }
+}
+
 /// An engine's allocation, open here.
 #[derive(Debug)]
 struct ImportedMemory {
     memory: End,
-    bytes: u64,
+    given: Arc<Given>,
     gpu: Arc<Gpu>,
     _claims: Vec<Claim>,
 }
 
 impl EngineMemory for ImportedMemory {
     fn bytes(&self) -> u64 {
-        self.bytes
+        self.given.bytes
     }
 
     fn device(&self) -> Option<DeviceUuid> {
@@ -231,6 +265,10 @@ impl EngineMemory for ImportedMemory {
             }
         };
         Ok(Box::new(DeviceCopier { gpu, queue: Some(queue) }))
+    }
+
+    fn registrable(&self) -> Registrable {
+        Registrable::Foreign(Arc::clone(&self.given) as Arc<dyn ForeignMemory>)
     }
 }
 

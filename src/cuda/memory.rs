@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use bytesize::ByteSize;
 use cudarc::driver::sys::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
@@ -21,6 +22,17 @@ use crate::memory::OutOfBounds;
 
 const OUT_OF_MEMORY_REMEDY: &str =
     "; the GPU has too little free memory: make --gpu-pool smaller, or give the engine less";
+
+/// A call for so many bytes, with what the GPU has of them.
+fn allocation(bound: &Bound<'_>, call: &str, bytes: u64) -> String {
+    let unit = |bytes: u64| ByteSize(bytes).display().iec();
+    let asked = format!("{call} of {} ({bytes} bytes)", unit(bytes));
+    match bound.memory() {
+        Ok((free, all)) => format!("{asked}, where {} of {} are free", unit(free), unit(all)),
+        // A GPU that does not even say that has other troubles, which the call's own answer tells.
+        Err(_unknown) => asked,
+    }
+}
 
 /// Where memory comes from, which says how it ends.
 #[derive(Debug)]
@@ -79,7 +91,7 @@ impl DeviceMemory {
         // SAFETY: a context is current; writes one pointer.
         let result =
             unsafe { (context.driver().library().mem_alloc)(&raw mut start, size(bytes)?) };
-        let call = || format!("cuMemAlloc of {bytes} bytes");
+        let call = || allocation(bound, "cuMemAlloc", bytes);
         context.driver().check_or(result, call, OUT_OF_MEMORY_REMEDY)?;
         Ok(Self { context: Arc::clone(context), start, len: bytes, origin: Origin::Allocated })
     }
@@ -102,7 +114,7 @@ impl DeviceMemory {
         let mut handle: CUmemGenericAllocationHandle = 0;
         // SAFETY: the driver is started; reads `properties`, writes one handle; no flags.
         let result = unsafe { create(&raw mut handle, size(len)?, &raw const properties, 0) };
-        let call = || format!("cuMemCreate of {len} bytes");
+        let call = || allocation(bound, "cuMemCreate", len);
         driver.check_or(result, call, OUT_OF_MEMORY_REMEDY)?;
         Self::map(bound, handle, len)
     }

@@ -1,4 +1,4 @@
-//! Memory of a local engine that the node copies blocks from and to: its KV cache.
+//! Memory of a local engine that the node copies blocks from and to, and lets peers read: its KV cache.
 //!
 //! An engine describes its tensors once and then names blocks by their numbers ([`crate::layout`]); the
 //! node moves a batch of them by strided copies between that memory and a pool. What the memory is
@@ -7,8 +7,8 @@
 //!
 //! Memory is imported by one connection and is kept, by counted references, until that connection and
 //! every copy that it began have ended. An engine that dies takes nothing away from under a copy: the
-//! node's own mapping keeps the pages. A [`Claim`] keeps the same memory from being imported twice,
-//! by whomever, as long as the first import lives.
+//! node's own mapping keeps the pages. A [`Claim`] keeps memory that can be told from other memory (a file,
+//! an allocation by its handle) from being imported twice, by whomever, as long as the first import lives.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{Mapping, OutOfBounds, StridedCopy};
+use super::{Mapping, OutOfBounds, Registrable, StridedCopy};
 use crate::protocol::door::{DeviceUuid, EngineEvent, ImportRefusal};
 use crate::sync::{Mutex, lock};
 use crate::sys::memfd;
@@ -82,6 +82,9 @@ pub trait EngineMemory: Any + Debug + Send + Sync {
     /// # Errors
     /// [`CopyError`].
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError>;
+
+    /// It as fabrics register it: these bytes, and no other ones of the engine.
+    fn registrable(&self) -> Registrable;
 }
 
 /// Copies between the memory of one device and the pools, in the order asked. Calls come from a thread
@@ -241,7 +244,7 @@ impl ImportError {
 /// Host memory of an engine, mapped here. Copies are done when they are begun.
 #[derive(Debug)]
 pub struct SharedMemory {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     _claim: Claim,
 }
 
@@ -261,9 +264,10 @@ impl SharedMemory {
         let identity =
             Identity::of_file(&file).map_err(|error| ImportError::system("fstat", &error))?;
         let claim = claims.claim(identity).ok_or(ImportError::AlreadyImported)?;
-        let mapping = Mapping::new(&File::from(file), bytes)
+        // With its file, which peers on this host map where they read it in place.
+        let mapping = Mapping::keeping(File::from(file), bytes)
             .map_err(|error| ImportError::system("mmap of the engine's memory", &error))?;
-        Ok(Self { mapping, _claim: claim })
+        Ok(Self { mapping: Arc::new(mapping), _claim: claim })
     }
 }
 
@@ -278,6 +282,10 @@ impl EngineMemory for SharedMemory {
 
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
         Ok(Box::new(SharedCopier))
+    }
+
+    fn registrable(&self) -> Registrable {
+        Registrable::Host(Arc::clone(&self.mapping))
     }
 }
 

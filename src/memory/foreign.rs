@@ -8,6 +8,13 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
+use std::sync::Arc;
+
+use super::Mapping;
+use crate::fabric::{Access, Fabric, FabricError, Region, RegionId};
+use crate::protocol::door::stat::{GpuWayRefused, GpuWayStat};
+
+use crate::sys::pci::Nearness;
 
 /// A way for a card's bytes into a device's memory, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,6 +136,18 @@ impl fmt::Display for RungRefused {
     }
 }
 
+impl From<&RungRefused> for GpuWayRefused {
+    fn from(refused: &RungRefused) -> Self {
+        Self {
+            nic: refused.nic.clone(),
+            rung: refused.rung.to_string(),
+            call: refused.call.clone(),
+            errno: refused.errno,
+            why: refused.why.clone(),
+        }
+    }
+}
+
 /// A call of the device's driver that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportRefused {
@@ -173,6 +192,62 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
     fn dma_buf(&self, offset: u64, len: u64) -> Result<ExportedRange, ExportRefused>;
 }
 
+/// Memory as a fabric registers it.
+#[derive(Debug, Clone)]
+pub enum Registrable {
+    /// The host's.
+    Host(Arc<Mapping>),
+    /// Another driver's.
+    Foreign(Arc<dyn ForeignMemory>),
+}
+
+/// Pins memory with a fabric's cards, on any thread, by the first of these rungs that each one takes where
+/// it is another driver's. Nothing is pinned where one card takes none, or where there are no cards: the
+/// climb says which, and why.
+pub type Pinner<P> =
+    Box<dyn Fn(&Registrable, &[Rung]) -> Result<(Option<P>, Climb), FabricError> + Send>;
+
+/// A fabric that registers memory in two steps, of which one may be taken on another thread, and that may
+/// have a way into memory of other drivers' devices.
+///
+/// To register memory is to pin its pages, and so takes as long as there are pages: too long for the
+/// thread that polls a fabric at work.
+pub trait ForeignFabric: Fabric<Memory = Mapping> {
+    /// Memory that cards have pinned, and that nobody can name yet. Let go when dropped, which takes as
+    /// long again.
+    type Pinned: Send + 'static;
+
+    /// What pins memory for [`Self::adopt`]. Its errors are those of [`Fabric::register`]; that a card
+    /// refuses a rung is none.
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned>;
+
+    /// Makes a region of pinned memory, at once, and keeps it as [`Fabric::register`] does.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`] beyond [`crate::limits::REGIONS_MAX`].
+    fn adopt(&mut self, pinned: Self::Pinned) -> Result<Region, FabricError>;
+
+    /// [`Fabric::deregister`], but for what takes as long as there are pages: that is done when the
+    /// answer is dropped, and until then peers that know the region's key may read there.
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned>;
+
+    /// Registers another driver's memory, in one step.
+    ///
+    /// # Errors
+    /// As for [`Fabric::register`].
+    fn register_foreign(
+        &mut self,
+        memory: &Arc<dyn ForeignMemory>,
+        access: Access,
+        rungs: &[Rung],
+    ) -> Result<(Option<Region>, Climb), FabricError> {
+        let pin = self.pinner(access);
+        let (pinned, climb) = pin(&Registrable::Foreign(Arc::clone(memory)), rungs)?;
+        let region = pinned.map(|pinned| self.adopt(pinned)).transpose()?;
+        Ok((region, climb))
+    }
+}
+
 /// How a range came to be registered with each card.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Climb {
@@ -180,6 +255,9 @@ pub struct Climb {
     pub rungs: Vec<(String, Rung)>,
     /// What was refused before, in the order tried.
     pub refused: Vec<RungRefused>,
+    /// Each card, and whether it is among those nearest to the memory's device. READs take these where
+    /// cards reach the memory itself; staging memory, which is the host's, is as near to all.
+    pub near: Vec<(String, Nearness)>,
 }
 
 impl Climb {
@@ -188,6 +266,29 @@ impl Climb {
     #[must_use]
     pub fn is_direct(&self) -> bool {
         !self.rungs.is_empty() && self.rungs.iter().all(|(_, rung)| *rung != Rung::Staging)
+    }
+
+    /// The way of each card, as it is told.
+    pub fn ways(&self) -> impl Iterator<Item = GpuWayStat> + '_ {
+        self.rungs.iter().map(|(nic, rung)| {
+            let near = self.near.iter().find(|(other, _)| other == nic).map(|(_, near)| near);
+            GpuWayStat {
+                nic: nic.clone(),
+                rung: rung.to_string(),
+                near: near.is_some_and(|it| it.near),
+                near_why: near.map(|it| it.why.clone()).unwrap_or_default(),
+            }
+        })
+    }
+
+    /// What was refused, in one sentence's part.
+    #[must_use]
+    pub fn why_not(&self) -> String {
+        let refused: Vec<_> = self.refused.iter().map(ToString::to_string).collect();
+        match refused.is_empty() {
+            true => "no RDMA device is in use".to_owned(),
+            false => refused.join("; "),
+        }
     }
 }
 
@@ -210,7 +311,7 @@ mod tests {
     fn a_climb_is_direct_where_every_card_is() {
         let on = |rungs: &[Rung]| Climb {
             rungs: rungs.iter().map(|rung| ("nic".to_owned(), *rung)).collect(),
-            refused: Vec::new(),
+            ..Climb::default()
         };
         assert!(on(&[Rung::DmaBuf, Rung::Peermem]).is_direct());
         assert!(!on(&[Rung::DmaBuf, Rung::Staging]).is_direct());

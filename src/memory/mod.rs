@@ -17,7 +17,8 @@ pub use engine::{
 };
 pub use extent::{Exhausted, ExtentAllocator, ReleaseError};
 pub use foreign::{
-    Climb, ExportRefused, ExportedRange, ForeignMemory, GpuDirect, Rung, RungRefused,
+    Climb, ExportRefused, ExportedRange, ForeignFabric, ForeignMemory, GpuDirect, Pinner,
+    Registrable, Rung, RungRefused,
 };
 pub use mapping::{Mapping, OutOfBounds, checksum_bytes};
 pub use pool::{HostPool, Pool, Reservation, Watermarks};

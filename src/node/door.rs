@@ -5,20 +5,24 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Inner;
+use super::in_place::{Engine, Opened};
 use super::residency::{Admitted, Reserved};
 use crate::event::{BusyReason, Event};
+use crate::layout::BlockId;
 use crate::memory::{EngineMemory, ImportError, Mapping};
 use crate::peer::FetchOutcome;
 use crate::policy::Origin;
 use crate::protocol::door::stat::StatReport;
 use crate::protocol::door::{
-    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, ListEntry, MemorySource, PublishOutcome,
-    Source,
+    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, LayoutId, ListEntry, MemorySource,
+    MovedBlock, PublishOutcome, Source,
 };
-use crate::runtime::door::{self, DoorService, Page, PoolHandle, Publish, ReserveError};
+use crate::runtime::door::{
+    self, DoorService, Imported, InPlace, Page, PoolHandle, Publish, ReserveError,
+};
 use crate::store::{Found, PinError, ResidentView};
 use crate::types::{
-    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, PoolId, ResidentCause, ResidentId,
+    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, PoolId, ResidentId,
 };
 
 /// Names of namespaces that local engines have told, so that people can read them. Bounded: names
@@ -36,7 +40,7 @@ impl door::Reserved for Reserved {
 }
 
 impl Inner {
-    fn learn(&self, namespace: &Namespace) -> NamespaceId {
+    pub(super) fn learn(&self, namespace: &Namespace) -> NamespaceId {
         let id = namespace.id();
         let mut names = crate::sync::lock(&self.names);
         if names.len() < NAMES_MAX {
@@ -52,13 +56,7 @@ impl Inner {
             Admitted::Stored(_) => PublishOutcome::Stored,
             Admitted::Full => PublishOutcome::Refused,
             Admitted::AlreadyResident(found) => {
-                let cause = if pulled {
-                    ResidentCause::PeerFetch
-                } else if self.residency.came_after(&found, stored_before) {
-                    ResidentCause::DuplicateSave
-                } else {
-                    ResidentCause::PartialHit
-                };
+                let cause = self.cause(&found, stored_before, pulled);
                 self.residency.store.already_resident(&key, cause);
                 PublishOutcome::AlreadyResident(cause)
             }
@@ -76,7 +74,8 @@ impl Inner {
         let keys: Vec<_> = hashes.iter().map(|&hash| BlockKey { namespace, hash }).collect();
         let mut found = Vec::with_capacity(keys.len());
         self.residency.store.hit_batch(&keys, true, &mut found);
-        self.forget_hits(&mut found).await;
+        self.forget_hits(&mut found);
+        self.forget_leaving(&mut found);
         let misses: Vec<usize> = (0..)
             .zip(&found)
             .filter_map(|(at, hit)| (*hit == Err(PinError::NotFound)).then_some(at))
@@ -114,11 +113,12 @@ impl Inner {
         if let Some((_, shadows)) = &self.gpu {
             Arc::clone(shadows).in_host_memory(&self.residency, &mut outcomes).await;
         }
+        self.copied_to_host(&mut outcomes).await;
         outcomes
     }
 
     /// Hits on a GPU that is lost are none, unless the block has a copy in host memory.
-    async fn forget_hits(&self, hits: &mut [Result<Found, PinError>]) {
+    fn forget_hits(&self, hits: &mut [Result<Found, PinError>]) {
         let Some((_, shadows)) = &self.gpu else { return };
         if !self.residency.device_is_lost() {
             return;
@@ -133,17 +133,19 @@ impl Inner {
                 *hit = Err(PinError::NotFound);
             }
         }
-        if !holds.is_empty() {
-            self.forget(&holds).await;
-        }
+        self.residency.forget_lost(&holds);
     }
 
-    /// Lets go of blocks on a lost GPU, and has them evicted, unless others have pins on them.
-    async fn forget(&self, holds: &[ResidentId]) {
-        self.residency.store.unpin_batch(holds);
-        let residency = Arc::clone(&self.residency);
-        // One that panics has said so; the blocks are busy then.
-        tokio::task::spawn_blocking(move || residency.evict_lost()).await.ok();
+    /// Hits on blocks that their engine takes back are none.
+    fn forget_leaving(&self, hits: &mut [Result<Found, PinError>]) {
+        for hit in hits {
+            if let Ok(found) = hit
+                && self.in_place.is_leaving(&found.payload.extent)
+            {
+                self.residency.store.unpin_batch(&[found.id]);
+                *hit = Err(PinError::NotFound);
+            }
+        }
     }
 }
 
@@ -167,6 +169,8 @@ fn held(origin: BlockOrigin, found: &Found) -> AcquireOutcome {
 
 impl DoorService for Inner {
     type Reserved = Reserved;
+    type Client = Engine;
+    type Opened = Opened;
 
     fn pools(&self) -> Vec<PoolHandle<'_>> {
         let handle = |pool: &'_ Arc<crate::memory::HostPool>| (pool.id(), pool.len());
@@ -228,6 +232,51 @@ impl DoorService for Inner {
         outcomes
     }
 
+    fn client(&self) -> Arc<Engine> {
+        Arc::default()
+    }
+
+    async fn open(
+        self: Arc<Self>,
+        client: Arc<Engine>,
+        layout: (LayoutId, Arc<Imported>),
+        blocks: (Namespace, Vec<MovedBlock>),
+    ) -> Result<Opened, String> {
+        self.open_in_place(client, layout, blocks).await
+    }
+
+    fn publish_in_place(
+        &self,
+        opened: Opened,
+        namespace: &Namespace,
+        blocks: Vec<InPlace>,
+        pulled: bool,
+    ) -> Vec<PublishOutcome> {
+        self.publish_opened(&opened, namespace, &blocks, pulled)
+    }
+
+    fn find_in_place(
+        &self,
+        client: &Engine,
+        layout: LayoutId,
+        blocks: &[MovedBlock],
+    ) -> Option<BlockId> {
+        client.find(layout, blocks)
+    }
+
+    async fn withdraw(
+        self: Arc<Self>,
+        client: Arc<Engine>,
+        layout: LayoutId,
+        blocks: Vec<BlockId>,
+    ) -> u32 {
+        self.withdraw_from(&client, &[(layout, blocks)]).await
+    }
+
+    fn leave(self: Arc<Self>, client: Arc<Engine>) {
+        self.end_of(client);
+    }
+
     async fn acquire(
         self: Arc<Self>,
         namespace: Namespace,
@@ -243,7 +292,7 @@ impl DoorService for Inner {
                 return outcomes;
             }
             let holds: Vec<_> = lost.iter().map(|(_, hold)| *hold).collect();
-            self.forget(&holds).await;
+            self.residency.forget_lost(&holds);
             let wanted: Vec<_> =
                 lost.iter().filter_map(|(at, _)| hashes.get(*at)).copied().collect();
             let again = self.look(namespace, &wanted, source).await;
@@ -267,7 +316,7 @@ impl DoorService for Inner {
         if let Some((_, shadows)) = &self.gpu {
             shadows.release(holds);
         }
-        self.residency.store.unpin_batch(holds);
+        self.residency.store.unpin_batch(&self.copies.release(holds));
     }
 
     fn finished_sending(&self, namespace: &Namespace, hashes: &[BlockHash]) -> u32 {

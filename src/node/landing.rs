@@ -1,16 +1,19 @@
 //! The data thread's view of the node: memory for what arrives, spans of what is lent.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::gpu::{Arriving, Tier};
 use super::residency::{Admitted, Patience, Residency};
 use crate::fabric::{Region, RegionId, RegisteredSpan};
+use crate::layout::BlockId;
 use crate::limits;
 use crate::memory::Reservation;
-use crate::peer::{Landing, Published, Settled};
+use crate::peer::{Landing, LentLayout, Pressure, Published, Settled};
 use crate::protocol::Place;
-use crate::store::Found;
-use crate::types::{BlockKey, EvictionRank, Extent, Load, PoolId, Scope};
+use crate::runtime::in_place::{InPlace, ServedLayout};
+use crate::store::{Evicted, Found};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, PoolId, Scope};
 
 /// A pool's registration with the fabric.
 #[derive(Debug, Clone, Copy)]
@@ -36,9 +39,22 @@ pub(super) struct NodeLanding {
     pub(super) tier: Option<Tier>,
     /// Host memory of one batch, kept for the next one.
     pub(super) reserved: Vec<Reservation>,
+    /// Layouts of engines that blocks are published in.
+    pub(super) layouts: BTreeMap<PoolId, ServedLayout>,
+    /// Most leases, and what of the memory, and of them, they may take, percent.
+    pub(super) marks: (u64, (u8, u8)),
 }
 
 impl NodeLanding {
+    /// When peers hold back: by the memory of the node's own, and what engines have opened.
+    pub(super) fn marks(&self) -> Pressure {
+        let own = MemoryKind::ALL.map(|kind| self.residency.usage(kind).bytes);
+        let engines = self.layouts.values().map(|layout| layout.bytes);
+        let bytes = own.into_iter().chain(engines).fold(0, u64::saturating_add);
+        let (leases, marks) = self.marks;
+        Pressure::new(bytes, leases, marks)
+    }
+
     fn region(&self, pool: PoolId) -> Option<&Region> {
         self.regions.iter().find(|region| region.pool == pool).map(|found| &found.region)
     }
@@ -122,11 +138,26 @@ impl Landing for NodeLanding {
     }
 
     fn remote(&self, extent: &Extent) -> Option<Place> {
+        if extent.pool.kind() == MemoryKind::Engine {
+            let (layout, block) = (self.layouts.get(&extent.pool)?, extent.offset);
+            let block = BlockId(u32::try_from(block).ok()?);
+            return Some(Place::Block { layout: layout.number, block, len: extent.len });
+        }
         let span = match &self.tier {
             Some(tier) if extent.pool == PoolId::GPU => tier.remote(extent),
             _ => self.region(extent.pool)?.remote(extent.offset, extent.len),
         };
         span.map(Place::Span)
+    }
+
+    fn layout(&self, number: u32) -> Option<LentLayout<'_>> {
+        let layout = self.layouts.values().find(|layout| layout.number == number)?;
+        let ServedLayout { blocks, regions, tensors, .. } = layout;
+        Some(LentLayout { blocks: *blocks, regions, tensors })
+    }
+
+    fn removed(&mut self, removed: &Evicted) {
+        self.residency.tell(removed.key, false);
     }
 
     fn pause_ms(&self) -> u32 {
@@ -136,5 +167,19 @@ impl Landing for NodeLanding {
 
     fn note_load(&self, load: Load) {
         self.residency.note_load(load);
+    }
+}
+
+impl InPlace for NodeLanding {
+    fn serve(&mut self, layout: ServedLayout) {
+        self.layouts.insert(layout.pool, layout);
+    }
+
+    fn forget(&mut self, pool: PoolId) {
+        self.layouts.remove(&pool);
+    }
+
+    fn pressure(&self) -> Option<Pressure> {
+        Some(self.marks())
     }
 }

@@ -21,6 +21,7 @@ mod gpu;
 #[path = "no_gpu.rs"]
 mod gpu;
 mod imports;
+mod in_place;
 mod landing;
 mod options;
 mod residency;
@@ -32,6 +33,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use in_place::{Engine, Opened};
 pub use options::{GpuOptions, NodeError, NodeOptions, RegistryChoice};
 pub use residency::Reserved;
 pub use snapshot::NodeSnapshot;
@@ -41,9 +43,9 @@ use crate::event::EventSink;
 use crate::fabric::Fabric;
 use crate::health::BreakerConfig;
 use crate::limits;
-use crate::memory::{HostPool, Mapping, PoolOptions, check_room};
+use crate::memory::{ForeignFabric, HostPool, PoolOptions, check_room};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
-use crate::peer::{LocalNode, PeerConfig, Peers, Pressure, RequesterConfig};
+use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::GpuStat;
 use crate::protocol::{RegionEntry, SecretKey};
 use crate::registry::{
@@ -62,12 +64,13 @@ use crate::store::{Store, StoreConfig};
 use crate::sync::Mutex;
 use crate::sys::memory::prefer_huge_pages;
 use crate::sys::watch::Watch;
-use crate::types::{BlockKey, MemoryKind, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
+use crate::types::{BlockKey, Namespace, NamespaceId, NodeId, PoolId, RequesterId};
 use tokio::sync::oneshot;
 
 use fetcher::{Fetcher, FetcherParts};
 use gpu::{Gpu, Shadows};
 use imports::Imports;
+use in_place::{Copies, Layouts};
 use landing::NodeLanding;
 use residency::{DevicePool, Residency};
 use transport::{Chosen, PeerAddress, Registered, Served};
@@ -92,6 +95,7 @@ pub struct Inner {
     identity: NodeIdentity,
     requester: RequesterId,
     transport: &'static str,
+    no_shared_memory: String,
     registry_name: String,
     residency: Arc<Residency>,
     fetcher: Arc<Fetcher>,
@@ -99,6 +103,8 @@ pub struct Inner {
     announcer: AnnouncerHandle,
     names: Mutex<BTreeMap<NamespaceId, Namespace>>,
     imports: Imports,
+    in_place: Layouts,
+    copies: Copies,
     gpu: Option<(GpuStat, Arc<Shadows>)>,
     clock: Clock,
 }
@@ -173,7 +179,7 @@ impl Node {
         let local = local_node(&identity, requester, &options.secret)?;
         let imports = Imports::new(&residency, options.gpu_driver.clone(), gpu.as_ref());
         let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
-        let StartedData { handle: data, thread, transport, gpu } = started;
+        let StartedData { handle: data, thread, transport, no_shared_memory, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
             registry: Arc::clone(&registry),
             identity: identity.clone(),
@@ -200,6 +206,7 @@ impl Node {
             identity,
             requester,
             transport,
+            no_shared_memory,
             registry_name,
             residency,
             fetcher,
@@ -207,6 +214,8 @@ impl Node {
             announcer: announcer.handle(),
             names: Mutex::default(),
             imports,
+            in_place: Layouts::new(&options),
+            copies: Copies::default(),
             gpu,
             clock,
         });
@@ -324,6 +333,7 @@ struct StartedData {
     handle: DataHandle<PeerAddress>,
     thread: DataJoin,
     transport: &'static str,
+    no_shared_memory: String,
     gpu: Option<(GpuStat, Arc<Shadows>)>,
 }
 
@@ -354,29 +364,13 @@ fn start_data<F>(
     residency: &Arc<Residency>,
 ) -> Result<StartedData, NodeError>
 where
-    F: Fabric<Endpoint = SocketAddr, Memory = Mapping> + Watch + Send + 'static,
+    F: ForeignFabric + Fabric<Endpoint = SocketAddr> + Watch + Send + 'static,
 {
-    let fabric = transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
+    let neighbours =
+        transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
+    let (fabric, no_shared_memory) = neighbours;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(registered.served().map(RegionEntry::from));
-    let config = PeerConfig {
-        lease: options.lease,
-        requester: RequesterConfig {
-            lease_margin: options.lease_margin,
-            transfer_timeout: options.transfer_timeout,
-            answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
-        },
-        pressure: Pressure::new(
-            MemoryKind::ALL.map(|kind| residency.usage(kind).bytes).iter().sum(),
-            options.lease.leases_total as u64,
-            options.lease_watermarks,
-        ),
-        breaker: BreakerConfig::default(),
-    };
-    let store = Arc::clone(&residency.store);
-    let sink = Arc::clone(&residency.sink);
-    let capabilities = fabric.capabilities();
-    let peers = Peers::new(local, config, capabilities, store, sink)?;
     let gpu = gpu.zip(registered.gpu.as_ref());
     let known = gpu.as_ref().map(|(gpu, regions)| (gpu.stat(regions), gpu.shadows()));
     let landing = NodeLanding {
@@ -384,10 +378,27 @@ where
         tier: gpu.map(|(gpu, regions)| gpu.into_tier(regions, Arc::clone(residency))),
         regions: registered.pools,
         reserved: Vec::new(),
+        layouts: BTreeMap::new(),
+        marks: (options.lease.leases_total as u64, options.lease_watermarks),
     };
+    let config = PeerConfig {
+        lease: options.lease,
+        requester: RequesterConfig {
+            lease_margin: options.lease_margin,
+            transfer_timeout: options.transfer_timeout,
+            answer_timeout: ANSWER_TIMEOUT.min(options.transfer_timeout),
+        },
+        pressure: landing.marks(),
+        breaker: BreakerConfig::default(),
+    };
+    let store = Arc::clone(&residency.store);
+    let sink = Arc::clone(&residency.sink);
+    let capabilities = fabric.capabilities();
+    let peers = Peers::new(local, config, capabilities, store, sink)?;
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
-    Ok(StartedData { handle, thread, transport: capabilities.transport, gpu: known })
+    let transport = capabilities.transport;
+    Ok(StartedData { handle, thread, transport, no_shared_memory, gpu: known })
 }
 
 fn registry(

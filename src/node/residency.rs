@@ -18,12 +18,11 @@ use crate::registry::Partition;
 use crate::registry::announcing::Digests;
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
-use crate::runtime::reclaim::{Reclaim, ReclaimWaker, Reclaimed};
+use crate::runtime::reclaim::ReclaimWaker;
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
-use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause};
-
-/// Victims of one step of the reclaimer.
-const VICTIMS_PER_STEP: usize = 64;
+use crate::types::{
+    BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause, ResidentId, Timestamp,
+};
 
 /// Slots of one step of a count: less than a tenth of a millisecond.
 const SLOTS_PER_STEP: u32 = 4_096;
@@ -238,10 +237,15 @@ impl Residency {
         news
     }
 
-    /// Evicts what is in the memory of a GPU that is lost, but for what is pinned: for who cannot wait
-    /// until the reclaimer has. Takes as long as there are residents.
-    pub(super) fn evict_lost(&self) {
-        while self.device_is_lost() && self.evict(MemoryKind::Device, VICTIMS_PER_STEP) > 0 {}
+    /// Gives pins back on residents of a lost GPU, and takes out those on which nobody else has one: for
+    /// who cannot wait until the reclaimer has.
+    pub(super) fn forget_lost(&self, holds: &[ResidentId]) {
+        self.store.unpin_batch(holds);
+        let now = self.clock.now();
+        // What others have pins on goes with the last of these; what is gone the reclaimer took.
+        for lost in holds.iter().filter_map(|hold| self.store.remove(*hold).ok()) {
+            self.note_gone(&lost, now);
+        }
     }
 
     pub(super) fn device_is_lost(&self) -> bool {
@@ -267,7 +271,12 @@ impl Residency {
 
     pub(super) fn reserved(&self, memory: Reservation) -> Reserved {
         // Relaxed: an order among saves is wanted, not among their bytes.
-        Reserved { memory, stored_before: self.stored.load(Ordering::Relaxed) }
+        Reserved { memory, stored_before: self.stored() }
+    }
+
+    /// How many blocks have been stored so far.
+    pub(super) fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Relaxed)
     }
 
     /// Whether a resident came after a reservation was made: two saves of one block at once.
@@ -284,9 +293,23 @@ impl Residency {
         checksum: u64,
         origin: Origin,
     ) -> Admitted {
+        let payload = Payload { extent: memory.extent(), checksum };
+        let admitted = self.insert(key, payload, origin);
+        if matches!(admitted, Admitted::Stored(_)) {
+            // The memory belongs to the resident; its eviction gives it back.
+            let _owned_by_the_store = memory.into_extent();
+        }
+        admitted
+    }
+
+    /// Makes a block resident that lies in an engine's memory.
+    pub(super) fn admit_in_place(&self, key: BlockKey, extent: Extent, checksum: u64) -> Admitted {
+        self.insert(key, Payload { extent, checksum }, Origin::Saved { owners: None })
+    }
+
+    fn insert(&self, key: BlockKey, payload: Payload, origin: Origin) -> Admitted {
         // A fetched block arrives for a reader, which waits for it; a saved one waits for nobody.
         let pinned = matches!(origin, Origin::Fetched { .. });
-        let payload = Payload { extent: memory.extent(), checksum };
         let mut inserted = self.store.insert(key, payload, origin, pinned);
         // Slots have no kind of memory: where none of its own can go, another one does.
         let kind = payload.extent.pool.kind();
@@ -299,8 +322,6 @@ impl Residency {
         }
         match inserted {
             Ok(found) => {
-                // From here on the memory belongs to the resident; its eviction gives it back.
-                let _owned_by_the_store = memory.into_extent();
                 let number = self.stored.fetch_add(1, Ordering::Relaxed) + 1;
                 if let Some(at) = self.stored_at.get(found.id.slot as usize) {
                     at.store(number, Ordering::Relaxed);
@@ -341,7 +362,7 @@ impl Residency {
     }
 
     /// Tells the registry what is true of a key now, behind a change of it.
-    fn tell(&self, key: BlockKey, is_here: bool) {
+    pub(super) fn tell(&self, key: BlockKey, is_here: bool) {
         let note = |is_here| match self.announcer.get() {
             Some(announcer) if is_here => announcer.resident(key),
             Some(announcer) => announcer.gone(key),
@@ -353,20 +374,28 @@ impl Residency {
     /// Evicts up to `max` residents from this memory and gives it back; how many bytes, 0 where none
     /// went.
     pub(super) fn evict(&self, kind: MemoryKind, max: usize) -> u64 {
-        let mut victims = Vec::with_capacity(max);
-        self.store.evict_batch(kind, max, &mut victims);
+        let (one, mut several) = (if max == 1 { self.store.evict(kind) } else { None }, Vec::new());
+        if max > 1 {
+            several.reserve_exact(max);
+            self.store.evict_batch(kind, max, &mut several);
+        }
+        // The data thread evicts one at a time, for which it asks the heap for nothing.
+        let victims = if max == 1 { one.as_slice() } else { several.as_slice() };
         if kind == MemoryKind::Host {
             // Relaxed: advice to those who read from here. What finds no room in the GPU's memory
             // lands in the host's, so that nobody has to hold back for its sake.
             self.stuck.store(victims.is_empty(), Ordering::Relaxed);
         }
         let now = self.clock.now();
-        for victim in &victims {
-            self.evictions.note(victim, now);
-            self.release(victim);
-            self.tell(victim.key, false);
-        }
+        victims.iter().for_each(|victim| self.note_gone(victim, now));
         victims.iter().map(|victim| u64::from(victim.payload.extent.len)).sum()
+    }
+
+    /// Gives back the memory of what is not resident any more, and says so.
+    fn note_gone(&self, victim: &Evicted, now: Timestamp) {
+        self.evictions.note(victim, now);
+        self.release(victim);
+        self.tell(victim.key, false);
     }
 
     fn release(&self, victim: &Evicted) {
@@ -441,46 +470,7 @@ impl Residency {
     }
 }
 
-impl Residency {
-    fn reclaim_from(&self, kind: MemoryKind) -> Reclaimed {
-        // The goal is fixed at the start: from above the high mark down to the low one.
-        let excess = self.excess(kind);
-        if excess == 0 {
-            return Reclaimed::Enough;
-        }
-        let goal = self.usage(kind).used.saturating_sub(excess);
-        // The first victim tells how large they are; the store is not walked to find out.
-        let mut typical = excess;
-        while let left = self.usage(kind).used.saturating_sub(goal)
-            && left > 0
-        {
-            // As many as are needed if all are as large as the last ones, so that none goes in vain.
-            let victims = usize::try_from(left.div_ceil(typical)).unwrap_or(usize::MAX);
-            let victims = victims.min(VICTIMS_PER_STEP);
-            let freed = self.evict(kind, victims);
-            if freed == 0 && kind == MemoryKind::Device && self.device_is_lost() {
-                // What a lost GPU's copies own never comes back: no reason to look again at once.
-                return Reclaimed::Enough;
-            }
-            if freed == 0 {
-                return Reclaimed::Stuck;
-            }
-            typical = (freed / victims as u64).max(1);
-        }
-        Reclaimed::Some
-    }
-}
-
-impl Reclaim for Residency {
-    fn reclaim(&self) -> Reclaimed {
-        match MemoryKind::EVICTABLE.map(|kind| self.reclaim_from(kind)) {
-            found if found.contains(&Reclaimed::Some) => Reclaimed::Some,
-            found if found.contains(&Reclaimed::Stuck) => Reclaimed::Stuck,
-            _ => Reclaimed::Enough,
-        }
-    }
-}
-
+mod reclaim;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;

@@ -107,6 +107,7 @@ impl Inner {
                 address: self.identity.address.clone(),
                 policy: self.residency.store.config().policy.kind.to_string(),
                 transport: self.transport.to_owned(),
+                no_shared_memory: self.no_shared_memory.clone(),
                 heartbeat_age_ms: millis(self.heartbeat_age()).into(),
             },
             pools: pools.collect(),
@@ -121,6 +122,7 @@ impl Inner {
                 pinned: stats.pinned.into(),
                 ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
             },
+            in_place: self.in_place.stat(),
             requesters: peers
                 .leases
                 .iter()

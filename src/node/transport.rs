@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::landing::PoolRegion;
 use super::options::{NodeError, NodeOptions};
 use crate::fabric::{Access, Fabric, FabricError, Region};
-use crate::memory::{Climb, ForeignMemory, GpuDirect, HostPool, Mapping};
+use crate::memory::{Climb, ForeignFabric, ForeignMemory, GpuDirect, HostPool, Mapping};
 use crate::shm::{PeerEndpoint, ShmConfig, ShmFabric, ShmName, WithShm};
 use crate::sys::watch::Watch;
 use crate::tcp::{TcpConfig, TcpFabric};
@@ -165,12 +165,7 @@ impl Chosen {
         let required = options.gpu.is_some_and(|gpu| gpu.direct == GpuDirect::Require);
         match &registered.gpu {
             Some(GpuRegions { direct: None, climb, .. }) if required => {
-                let refused: Vec<_> = climb.refused.iter().map(ToString::to_string).collect();
-                let why = match refused.is_empty() {
-                    true => "no RDMA device is in use".to_owned(),
-                    false => refused.join("; "),
-                };
-                Err(NodeError::GpuDirect { why })
+                Err(NodeError::GpuDirect { why: climb.why_not() })
             }
             _ => Ok(()),
         }
@@ -222,16 +217,34 @@ where
     Ok(Registered { pools, gpu: gpu.transpose()? })
 }
 
+/// Why there is to be no shared memory with peers on this host; `None` where it is wanted.
+fn unwanted(options: &NodeOptions, registered: &Registered) -> Option<&'static str> {
+    let is_direct = registered.gpu.as_ref().is_some_and(|gpu| gpu.direct.is_some());
+    match options.transport {
+        TransportChoice::Shm => None,
+        TransportChoice::Verbs | TransportChoice::Tcp => Some("--transport names another one"),
+        TransportChoice::Auto if !options.shared_memory => Some("--no-shm"),
+        // A peer that maps a pool needs no key: leases would not end with theirs.
+        TransportChoice::Auto if options.lease_windows => Some("--lease-windows"),
+        // One that maps pools cannot map a GPU's, which is lent as it is where cards reach it.
+        TransportChoice::Auto if is_direct => {
+            Some("blocks are lent where they lie in GPU memory, which peers cannot map")
+        }
+        TransportChoice::Auto => None,
+    }
+}
+
 /// Puts shared memory with peers on this host beside a fabric with which the pools are registered,
-/// where the options ask for it. Where it cannot be had and need not, the fabric stays alone.
+/// where the options ask for it. Where it cannot be had and need not, the fabric stays alone; why is
+/// told too, in words that are empty where it was had.
 pub(super) fn with_neighbours<F>(
     far: F,
     (registered, served): (&Registered, Served<'_>),
     options: &NodeOptions,
     node: NodeId,
-) -> Result<WithShm<F>, NodeError>
+) -> Result<(WithShm<F>, String), NodeError>
 where
-    F: Fabric<Memory = Mapping> + Watch,
+    F: ForeignFabric + Watch,
 {
     let make = || {
         let listen = Some(ShmName::of_node(node));
@@ -246,24 +259,18 @@ where
         Ok(fabric)
     };
     let only = options.transport == TransportChoice::Shm;
-    let near = match options.transport {
-        TransportChoice::Shm => Some(make().map_err(NodeError::Shm)?),
-        // A peer that maps a pool needs no key: leases would not end with theirs.
-        // One that maps pools cannot map a GPU's, which is lent as it is where cards reach it.
-        TransportChoice::Auto
-            if options.shared_memory
-                && !options.lease_windows
-                && registered.gpu.as_ref().is_none_or(|gpu| gpu.direct.is_none()) =>
-        {
-            make()
-                .inspect_err(|error: &FabricError| {
-                    tracing::warn!(%error, "no shared memory with peers on this host");
-                })
-                .ok()
-        }
-        _ => None,
+    let (near, why_not) = match unwanted(options, registered) {
+        Some(why) => (None, why.to_owned()),
+        None if only => (Some(make().map_err(NodeError::Shm)?), String::new()),
+        None => match make() {
+            Ok(fabric) => (Some(fabric), String::new()),
+            Err(error) => {
+                tracing::warn!(%error, "no shared memory with peers on this host");
+                (None, error.to_string())
+            }
+        },
     };
-    Ok(WithShm::new(far, near, only)?)
+    Ok((WithShm::new(far, near, only)?, why_not))
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub(super) struct Holder {
     pub(super) leases: LeaseTable,
     /// What is to be lent no more.
     pub(super) withdrawals: Withdrawals,
-    pressure: Pressure,
+    pub(super) pressure: Pressure,
     sink: Arc<dyn EventSink>,
     windows: Windows,
     layouts: ToldLayouts,

@@ -1,5 +1,7 @@
 //! When a holder asks its readers to hold back, and when it lends no more.
 
+use super::Peers;
+use super::landing::Landing;
 use crate::lease::Usage;
 use crate::types::Load;
 
@@ -53,6 +55,13 @@ impl Pressure {
     /// Bytes that may be lent beside those that are.
     pub(super) fn room(&self, lent: Usage) -> u64 {
         self.high_bytes.saturating_sub(lent.bytes)
+    }
+}
+
+impl<L: Landing> Peers<L> {
+    /// Moves the marks, for a node whose memory has become more or less.
+    pub fn set_pressure(&mut self, pressure: Pressure) {
+        self.holder.pressure = pressure;
     }
 }
 

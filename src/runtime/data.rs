@@ -15,46 +15,24 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::clock::Clock;
+pub use super::connected::{ConnectedPeer, PeerSnapshot};
 use super::heartbeat::{Heartbeat, Rounds};
+use super::in_place::{
+    InPlace, Leftovers, NotRegistered, OpaquePinner, Pinned, Registered, ServedLayout,
+};
 use super::mailroom::{Answer, Inbox, Outbox};
 use super::rejections::{By, Rejections};
-use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, Rail, ReadBatch, Wake};
-use crate::health::Entry;
+use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, RegionId, Wake};
 use crate::limits;
-use crate::peer::{FetchId, FetchRequest, Fetched, Landing, LeaseUsage, Output, Peers};
-use crate::types::{BlockHash, NamespaceId, NodeId, Reach, RequesterId, Scope, Timestamp};
+use crate::memory::ForeignFabric;
+use crate::peer::{FetchId, FetchRequest, Fetched, Output, Peers, WithdrawalId};
+use crate::types::{BlockHash, NamespaceId, NodeId, PoolId, Reach, ResidentId, Scope, Timestamp};
 
 /// The name of the data thread.
 pub const DATA_THREAD: &str = "kvrail-data";
 
 /// The longest that a round waits: a bound on how late an unexpected state is noticed.
 const ROUND_MAX: Duration = Duration::from_secs(1);
-
-/// A node that is connected and authenticated.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConnectedPeer {
-    /// Who.
-    pub node: NodeId,
-    /// Its identity as a reader.
-    pub requester: RequesterId,
-    /// The transport of its connection.
-    pub transport: &'static str,
-    /// The pairs of NICs that it goes over.
-    pub rails: Vec<Rail>,
-}
-
-/// What peers look like now.
-#[derive(Debug, Clone, Default)]
-pub struct PeerSnapshot {
-    /// Connected and authenticated nodes.
-    pub connected: Vec<ConnectedPeer>,
-    /// What each requester holds.
-    pub leases: Vec<LeaseUsage>,
-    /// The health of peers, paths and this node's NICs.
-    pub health: Vec<Entry>,
-    /// When this was so.
-    pub at: Timestamp,
-}
 
 /// A fetch that is over.
 #[derive(Debug)]
@@ -67,7 +45,7 @@ pub struct Answered {
 
 /// Asks the data thread for something.
 #[derive(Debug)]
-enum Command<E> {
+pub(super) enum Command<E> {
     Fetch {
         node: NodeId,
         endpoint: E,
@@ -84,6 +62,25 @@ enum Command<E> {
     },
     Drain {
         drained: oneshot::Sender<()>,
+    },
+    Pinner {
+        answer: oneshot::Sender<OpaquePinner>,
+    },
+    Register {
+        pinned: Pinned,
+        answer: oneshot::Sender<Result<Registered, NotRegistered>>,
+    },
+    Serve {
+        layout: ServedLayout,
+    },
+    Withdraw {
+        residents: Vec<ResidentId>,
+        answer: oneshot::Sender<()>,
+    },
+    LetGo {
+        layouts: Vec<PoolId>,
+        regions: Vec<RegionId>,
+        answer: oneshot::Sender<Leftovers>,
     },
     /// What was fetched for one who does not wait any more.
     Release {
@@ -191,7 +188,7 @@ impl<E> DataHandle<E> {
         self.alive.clone().wait_for(|alive| !alive).await.ok();
     }
 
-    fn send(&self, command: Command<E>) -> Result<(), Stopped> {
+    pub(super) fn send(&self, command: Command<E>) -> Result<(), Stopped> {
         if !self.inbox.put(command) {
             return Err(Stopped);
         }
@@ -217,9 +214,9 @@ pub fn spawn<F, L>(
     clock: Clock,
 ) -> std::io::Result<(DataHandle<F::Endpoint>, DataJoin)>
 where
-    F: Fabric + Send + 'static,
+    F: ForeignFabric + Send + 'static,
     F::Endpoint: Send + 'static,
-    L: Landing + Send + 'static,
+    L: InPlace + Send + 'static,
     L::Memory: Send,
 {
     let (inbox, outbox) = (Arc::new(Inbox::new()), Arc::new(Outbox::new()?));
@@ -242,6 +239,8 @@ where
         endpoints: BTreeMap::new(),
         answers: BTreeMap::new(),
         next_fetch: 0,
+        withdrawals: BTreeMap::new(),
+        next_withdrawal: 0,
         reads: ReadBatch::default(),
         rejections: Rejections::default(),
         drained: None,
@@ -273,10 +272,10 @@ impl<E> Drop for Living<E> {
     }
 }
 
-struct DataThread<F: Fabric, L: Landing> {
-    fabric: F,
-    peers: Peers<L>,
-    landing: L,
+pub(super) struct DataThread<F: Fabric, L: InPlace> {
+    pub(super) fabric: F,
+    pub(super) peers: Peers<L>,
+    pub(super) landing: L,
     clock: Clock,
     heartbeat: Heartbeat,
     inbox: Arc<Inbox<Command<F::Endpoint>>>,
@@ -286,6 +285,8 @@ struct DataThread<F: Fabric, L: Landing> {
     endpoints: BTreeMap<NodeId, F::Endpoint>,
     answers: BTreeMap<FetchId, oneshot::Sender<Answered>>,
     next_fetch: u64,
+    pub(super) withdrawals: BTreeMap<WithdrawalId, oneshot::Sender<()>>,
+    pub(super) next_withdrawal: u64,
     reads: ReadBatch,
     rejections: Rejections,
     /// Who waits for the last lease to end.
@@ -293,7 +294,7 @@ struct DataThread<F: Fabric, L: Landing> {
     stopping: bool,
 }
 
-impl<F: Fabric, L: Landing> DataThread<F, L> {
+impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
     fn run(mut self) -> Result<(), FabricError> {
         let mut events = EventBatch::default();
         let mut now = self.clock.now();
@@ -302,7 +303,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
             self.take_commands(now);
             self.carry_out(now);
             if let Some(drained) = self.drained.take_if(|_| self.peers.leases_out() == 0) {
-                self.tell(Answer::Drained(drained));
+                self.tell(Answer::Done(drained));
             }
             if self.stopping {
                 return Ok(());
@@ -350,12 +351,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
                 }
                 Command::Snapshot { answer } => {
-                    let snapshot = PeerSnapshot {
-                        connected: self.connected().collect(),
-                        leases: self.peers.lease_usage().collect(),
-                        health: self.peers.health(now).collect(),
-                        at: now,
-                    };
+                    let snapshot = self.snapshot(now);
                     self.tell(Answer::Snapshot(answer, snapshot));
                 }
                 Command::ResetHealth { node, answer } => {
@@ -366,6 +362,19 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                     self.peers.drain();
                     self.drained = Some(drained);
                 }
+                Command::Pinner { answer } => {
+                    let pinner = self.pinner();
+                    self.tell(Answer::Pinner(answer, pinner));
+                }
+                Command::Register { pinned, answer } => {
+                    let registered = self.register(pinned);
+                    self.tell(Answer::Registered(answer, registered));
+                }
+                Command::Serve { layout } => self.serve(layout),
+                Command::Withdraw { residents, answer } => self.withdraw(residents, answer, now),
+                Command::LetGo { layouts, regions, answer } => {
+                    self.let_go(&layouts, &regions, answer);
+                }
                 Command::Release { fetched } => self.peers.release(&fetched),
                 Command::Stop => {
                     self.peers.shut_down();
@@ -374,15 +383,6 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
             }
         }
         self.commands = commands;
-    }
-
-    fn connected(&self) -> impl Iterator<Item = ConnectedPeer> + '_ {
-        self.peers.connected().filter_map(|(node, requester)| {
-            let connection = self.peers.up_to(node)?;
-            let transport = self.fabric.transport(connection);
-            let rails = self.fabric.rails(connection);
-            Some(ConnectedPeer { node, requester, transport, rails })
-        })
     }
 
     /// Carries out what the peers ask for, until they ask for nothing.
@@ -401,6 +401,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
                 idle = false;
                 self.answer(fetched);
             }
+            self.answer_withdrawals();
             if idle && !self.peers.has_output() {
                 return;
             }
@@ -454,7 +455,7 @@ impl<F: Fabric, L: Landing> DataThread<F, L> {
         self.tell(Answer::Fetched(answer, Answered { fetched, reach }));
     }
 
-    fn tell(&self, answer: Answer<PeerSnapshot>) {
+    pub(super) fn tell(&self, answer: Answer<PeerSnapshot>) {
         if let Err(Answer::Fetched(_asker, unwanted)) = self.outbox.put(answer) {
             // No room, which the bound on askers rules out: the pins that were taken for this one go,
             // and it hears that there will be no answer.

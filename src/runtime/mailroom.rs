@@ -13,6 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use super::data::Answered;
+use super::in_place::{Leftovers, NotRegistered, OpaquePinner, Registered};
 use crate::limits;
 use crate::peer::Fetched;
 use crate::sync::Mailbox;
@@ -75,7 +76,13 @@ pub(super) enum Answer<S> {
     Fetched(oneshot::Sender<Answered>, Answered),
     Snapshot(oneshot::Sender<S>, S),
     Reset(oneshot::Sender<u32>, u32),
-    Drained(oneshot::Sender<()>),
+    Pinner(oneshot::Sender<OpaquePinner>, OpaquePinner),
+    LetGo(oneshot::Sender<Leftovers>, Leftovers),
+    Registered(
+        oneshot::Sender<Result<Registered, NotRegistered>>,
+        Result<Registered, NotRegistered>,
+    ),
+    Done(oneshot::Sender<()>),
 }
 
 /// Answers of the data thread.
@@ -139,7 +146,10 @@ impl<S> Outbox<S> {
                     }
                     Answer::Snapshot(to, snapshot) => drop(to.send(snapshot)),
                     Answer::Reset(to, count) => drop(to.send(count)),
-                    Answer::Drained(to) => drop(to.send(())),
+                    Answer::Pinner(to, pinner) => drop(to.send(pinner)),
+                    Answer::LetGo(to, left) => drop(to.send(left)),
+                    Answer::Registered(to, registered) => drop(to.send(registered)),
+                    Answer::Done(to) => drop(to.send(())),
                 }
             }
             if !open {
@@ -204,7 +214,7 @@ mod tests {
         outbox.put(Answer::Reset(reset, 3)).unwrap();
         assert_eq!((answer.await, count.await), (Ok(7), Ok(3)));
         let (to, drained) = oneshot::channel();
-        outbox.put(Answer::Drained(to)).unwrap();
+        outbox.put(Answer::Done(to)).unwrap();
         outbox.close();
         assert_eq!(drained.await, Ok(()), "the end waits for the last one");
         delivery.await.unwrap();

@@ -2,11 +2,13 @@
 
 pub mod announce;
 pub mod clock;
+mod connected;
 pub mod data;
 pub mod deadline;
 pub mod door;
 pub mod heartbeat;
 pub mod http;
+pub mod in_place;
 mod mailroom;
 pub mod reclaim;
 mod rejections;

@@ -16,7 +16,7 @@ use crate::fabric::{
     FabricEvent, Rail, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::CONNECTIONS_MAX;
-use crate::memory::Mapping;
+use crate::memory::{Climb, ForeignFabric, Mapping, Pinner, Registrable, Rung, RungRefused};
 use crate::sys::avoided::Avoided;
 use crate::sys::clock::coarse;
 use crate::sys::watch::Watch;
@@ -166,6 +166,56 @@ impl Near {
             }
         }
         Ok(())
+    }
+}
+
+/// Peers on this host cannot map another driver's memory: beside a near fabric there is no way into it.
+fn not_mapped(rungs: &[Rung]) -> Climb {
+    let refused = |rung: &Rung| RungRefused {
+        rung: *rung,
+        nic: "shared memory".to_owned(),
+        call: "mapping it for peers on this host".to_owned(),
+        errno: None,
+        why: "it is a device's, and this node serves peers on its host over shared memory \
+              (--no-shm serves them as all others)"
+            .to_owned(),
+    };
+    Climb { refused: rungs.iter().map(refused).collect(), ..Climb::default() }
+}
+
+impl<F: ForeignFabric + Watch> ForeignFabric for WithShm<F> {
+    /// What the far fabric has pinned, and the mapping and access for the near one.
+    type Pinned = (F::Pinned, Option<(Arc<Mapping>, Access)>);
+
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
+        let (pin, is_near) = (self.far.pinner(access), self.near.is_some());
+        Box::new(move |memory, rungs| {
+            let mapping = match memory {
+                Registrable::Host(mapping) => Some((Arc::clone(mapping), access)),
+                Registrable::Foreign(_) if is_near => return Ok((None, not_mapped(rungs))),
+                Registrable::Foreign(_) => None,
+            };
+            let (pinned, climb) = pin(memory, rungs)?;
+            Ok((pinned.map(|pinned| (pinned, mapping)), climb))
+        })
+    }
+
+    fn adopt(&mut self, (pinned, mapping): Self::Pinned) -> Result<Region, FabricError> {
+        let region = self.far.adopt(pinned)?;
+        if let (Some(near), Some((memory, access))) = (&mut self.near, mapping)
+            && let Err(error) = near.fabric.adopt(&region, memory, access)
+        {
+            self.far.deregister(region.id);
+            return Err(error);
+        }
+        Ok(region)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
+        if let Some(near) = &mut self.near {
+            near.fabric.deregister(region);
+        }
+        Some((self.far.disown(region)?, None))
     }
 }
 

@@ -13,6 +13,7 @@ use crate::fabric::{
     Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, Rail,
     ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
+use crate::memory::{ForeignFabric, Pinner};
 use crate::protocol::{Kind, kind_of};
 use crate::sys::process;
 use crate::types::Reach;
@@ -144,6 +145,22 @@ impl<F> Faulty<F> {
             return None;
         }
         Some(fault.action)
+    }
+}
+
+impl<F: ForeignFabric> ForeignFabric for Faulty<F> {
+    type Pinned = F::Pinned;
+
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
+        self.inner.pinner(access)
+    }
+
+    fn adopt(&mut self, pinned: Self::Pinned) -> Result<Region, FabricError> {
+        self.inner.adopt(pinned)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
+        self.inner.disown(region)
     }
 }
 

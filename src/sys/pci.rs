@@ -47,24 +47,49 @@ impl PciPlace {
     }
 }
 
+/// Whether a device is among those nearest to another one, and what that was judged by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nearness {
+    /// Whether none is nearer.
+    pub near: bool,
+    /// How near it is, in words.
+    pub why: String,
+}
+
 /// Which of these RDMA devices are nearest to the PCI device at an address: those with the longest common
 /// path; among equally near ones those on its NUMA node, where any is. All of them where nothing is known,
 /// as for software.
 #[must_use]
-pub fn nearest(root: &HostRoot, address: &str, devices: &[&str]) -> Vec<bool> {
+pub fn nearest(root: &HostRoot, address: &str, devices: &[&str]) -> Vec<Nearness> {
     let Some(center) = PciPlace::of_address(root, address) else {
-        return vec![true; devices.len()];
+        let why = format!("sysfs has no {address}: all NICs count as near");
+        return vec![Nearness { near: true, why }; devices.len()];
     };
     let rank = |name: &&str| match PciPlace::of_rdma_device(root, name) {
-        None => (0, false),
+        None => ((0, false), "not on the PCI bus".to_owned()),
         Some(place) => {
             let same = place.numa_node.is_some() && place.numa_node == center.numa_node;
-            (place.shared(&center), same)
+            let shared = place.shared(&center);
+            ((shared, same), words(shared, (place.numa_node, center.numa_node)))
         }
     };
     let ranks: Vec<_> = devices.iter().map(rank).collect();
-    let best = ranks.iter().max();
-    ranks.iter().map(|rank| Some(rank) == best).collect()
+    let best = ranks.iter().map(|(rank, _)| *rank).max();
+    ranks.into_iter().map(|(rank, why)| Nearness { near: Some(rank) == best, why }).collect()
+}
+
+/// What two places have in common, and their NUMA nodes, the device's and the other one's.
+fn words(shared: usize, nodes: (Option<u32>, Option<u32>)) -> String {
+    let path = match shared {
+        0 => "another PCI root complex".to_owned(),
+        1 => "the same PCI root complex".to_owned(),
+        steps => format!("{steps} steps of the PCI path in common"),
+    };
+    match nodes {
+        (Some(own), Some(other)) if own == other => format!("{path}, the same NUMA node {own}"),
+        (Some(own), Some(other)) => format!("{path}, NUMA node {own} and not {other}"),
+        _ => path,
+    }
 }
 
 #[cfg(test)]
@@ -103,7 +128,7 @@ mod tests {
     fn near<'a>(root: &HostRoot, names: &[&'a str]) -> Vec<&'a str> {
         let near = nearest(root, GPU, names);
         assert_eq!(near.len(), names.len());
-        names.iter().zip(near).filter(|(_, near)| *near).map(|(name, _)| *name).collect()
+        names.iter().zip(near).filter(|(_, it)| it.near).map(|(name, _)| *name).collect()
     }
 
     #[test]
@@ -129,9 +154,25 @@ mod tests {
     #[test]
     fn a_gpu_that_sysfs_does_not_know_is_near_to_all() {
         let (_directory, root) = host();
-        assert_eq!(nearest(&root, "0000:ff:00.0", &["mlx5_0", "mlx5_4"]), [true, true]);
+        let all = nearest(&root, "0000:ff:00.0", &["mlx5_0", "mlx5_4"]);
+        assert!(all.len() == 2 && all.iter().all(|it| it.near && it.why.contains("0000:ff:00.0")));
         let (_directory, empty) = HostRoot::imitation(&[]);
-        assert_eq!(nearest(&empty, GPU, &["mlx5_0"]), [true]);
+        assert!(nearest(&empty, GPU, &["mlx5_0"]).iter().all(|it| it.near));
+    }
+
+    #[test]
+    fn how_near_each_one_is_stands_in_words() {
+        let (_directory, root) = host();
+        let names = ["mlx5_0", "mlx5_1", "mlx5_3", "mlx5_4", "rxe0"];
+        let said: Vec<_> = nearest(&root, GPU, &names).into_iter().map(|it| it.why).collect();
+        let want = [
+            "3 steps of the PCI path in common, the same NUMA node 0",
+            "the same PCI root complex, the same NUMA node 0",
+            "another PCI root complex, the same NUMA node 0",
+            "another PCI root complex, NUMA node 1 and not 0",
+            "not on the PCI bus",
+        ];
+        assert_eq!(said, want);
     }
 
     #[test]

@@ -59,7 +59,7 @@ use crate::limits::{
     HANDSHAKE_TIMEOUT, HANDSHAKES_MAX, READ_BYTES_MAX, READ_SEGMENTS_MAX, READS_OUTSTANDING_MAX,
     STALL_TIMEOUT, STREAMS_MAX,
 };
-use crate::memory::{Mapping, Regions};
+use crate::memory::{Climb, ForeignFabric, Mapping, Pinner, Regions, Registrable};
 use crate::sys::connections::Broken;
 use crate::sys::watch::Watch;
 use crate::types::Timestamp;
@@ -351,6 +351,30 @@ impl TcpFabric {
         } else {
             timeout.min(self.sweep_interval)
         }
+    }
+}
+
+/// It serves in software, from memory that the CPU reads.
+impl ForeignFabric for TcpFabric {
+    type Pinned = (Arc<Mapping>, Access);
+
+    fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
+        Box::new(move |memory, _rungs| {
+            let pinned = match memory {
+                Registrable::Host(mapping) => Some((Arc::clone(mapping), access)),
+                Registrable::Foreign(_) => None,
+            };
+            Ok((pinned, Climb::default()))
+        })
+    }
+
+    fn adopt(&mut self, (memory, access): Self::Pinned) -> Result<Region, FabricError> {
+        self.regions.register(memory, access)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
+        self.regions.deregister(region);
+        None
     }
 }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvrail::cuda::{Context, CudaError, Driver, EngineDevices, HostRegistration, OnLoss};
+use kvrail::cuda::{
+    Context, CudaError, DeviceMemory, Driver, EngineDevices, HostRegistration, OnLoss,
+};
 use kvrail::memory::{
     Claims, CopyError, Direction, EngineMemory, ImportError, Mapping, StridedCopy,
 };
@@ -139,6 +141,36 @@ fn memory_is_imported_once_and_from_a_gpu_that_is_here() {
     drop(memory);
     assert!(node.claims.is_empty());
     node.import(node.device, engine.memory.0).unwrap();
+}
+
+#[test]
+fn memory_that_is_passed_by_descriptor_twice_is_two_imports_each_with_an_end_of_its_own() {
+    let Some(standin) = StandIn::new() else { return };
+    let node = Node::new(&standin);
+    let context = crate::context(&standin);
+    let bound = context.bind().unwrap();
+    let memory = DeviceMemory::allocate(&bound, LEN).unwrap();
+    let source = MemorySource::CudaShareable { device: node.device };
+    let import = || {
+        let fd = memory.export(&bound).unwrap();
+        node.devices.import((&source, memory.len()), Some(fd), &node.claims).unwrap()
+    };
+    let (one, other) = (import(), import());
+    let mut copier = one.copier().unwrap();
+    node.pool.write(1024, &[5; 1536]).unwrap();
+    copier.start(Direction::Load, (&*one, &[COPY]), &node.pool).unwrap();
+    copier.finish().unwrap();
+    drop(copier);
+    drop(one);
+    // The same bytes, by the other one's own mapping.
+    node.pool.write(1024, &[0; 1536]).unwrap();
+    let mut copier = other.copier().unwrap();
+    copier.start(Direction::Save, (&*other, &[COPY]), &node.pool).unwrap();
+    copier.finish().unwrap();
+    assert_eq!(node.bytes(1024, 1536), [5; 1536]);
+    drop(copier);
+    drop(other);
+    assert!(node.claims.is_empty());
 }
 
 #[test]

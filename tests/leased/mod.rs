@@ -18,7 +18,7 @@ use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan};
 use kvrail::health::BreakerConfig;
 use kvrail::lease::LeaseConfig;
 use kvrail::limits::ENDED_LEASES_MAX;
-use kvrail::memory::{HostPool, Mapping, PoolOptions, Reservation};
+use kvrail::memory::{ForeignFabric, HostPool, PoolOptions, Reservation};
 use kvrail::peer::{
     FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
 };
@@ -26,6 +26,7 @@ use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{Place, RegionEntry, SecretKey};
 use kvrail::runtime::clock::Clock;
 use kvrail::runtime::data::{self, DataHandle, DataJoin};
+use kvrail::runtime::in_place::InPlace;
 use kvrail::store::{Payload, Store, StoreConfig};
 use kvrail::sys::allocations;
 use kvrail::types::{BlockHash, BlockKey, EvictionRank, Extent, NamespaceId, NodeId, PoolId};
@@ -59,6 +60,8 @@ impl Memory {
         self.allocations.store(allocations::of_thread(), Ordering::Relaxed);
     }
 }
+
+impl InPlace for Memory {}
 
 impl Landing for Memory {
     type Memory = Reservation;
@@ -113,7 +116,7 @@ impl<E: Clone + Send + 'static> Member<E> {
     /// One that holds the first `blocks` blocks.
     fn new<F>(mut fabric: F, node: NodeId, blocks: u32) -> Self
     where
-        F: Fabric<Memory = Mapping, Endpoint = E> + Send + 'static,
+        F: ForeignFabric + Fabric<Endpoint = E> + Send + 'static,
     {
         let options = PoolOptions {
             id: PoolId(0),
@@ -220,7 +223,7 @@ pub(crate) fn a_leased_block_costs_no_allocation<F, E>(
     (holder, requester): (F, F),
     (nodes, endpoint): ((NodeId, NodeId), E),
 ) where
-    F: Fabric<Memory = Mapping, Endpoint = E> + Send + 'static,
+    F: ForeignFabric + Fabric<Endpoint = E> + Send + 'static,
     E: Clone + Send + 'static,
 {
     // Passes the answers of both data threads on.

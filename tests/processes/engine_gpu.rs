@@ -4,7 +4,6 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Child;
 use std::sync::Arc;
 
@@ -26,28 +25,27 @@ use crate::engine_memory::{
 };
 use crate::support::{
     BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
-    read, save, test_process, until,
+    read, save, test_process, until, write_script,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
-fn cluster(standin: &StandIn) -> Cluster {
+pub(crate) fn cluster(standin: &StandIn) -> Cluster {
     let library = standin.library();
     let directory = library.parent().unwrap();
     let script = directory.join("kvrail");
     let text = format!("#!/bin/sh\nLD_LIBRARY_PATH={} exec {BINARY} \"$@\"\n", directory.display());
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&script, &text);
     Cluster::new(script).unwrap()
 }
 
 /// A GPU of this process: an engine has one, whatever else it does.
-struct Gpu {
-    context: Arc<Context>,
+pub(crate) struct Gpu {
+    pub(crate) context: Arc<Context>,
     device: DeviceUuid,
 }
 
 impl Gpu {
-    fn new(library: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn new(library: impl AsRef<OsStr>) -> Self {
         let driver = Driver::open(library).unwrap();
         let device = driver.device(0).unwrap();
         let uuid = DeviceUuid(device.attributes().uuid);
@@ -57,7 +55,7 @@ impl Gpu {
 
 /// How an engine passes its memory on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
+pub(crate) enum By {
     /// `cuIpcGetMemHandle`.
     Handle,
     /// `cuMemExportToShareableHandle`.
@@ -65,16 +63,16 @@ enum By {
 }
 
 /// An engine with its KV cache on a GPU, and an image of it in host memory.
-struct Engine<'c> {
+pub(crate) struct Engine<'c> {
     image: Arc<HostRegistration>,
     cache: Arc<DeviceMemory>,
     gpu: &'c Gpu,
     layout: Layout,
-    imported: ImportedLayout<'c>,
+    pub(crate) imported: ImportedLayout<'c>,
 }
 
 impl<'c> Engine<'c> {
-    fn new(client: &'c Client, gpu: &'c Gpu, (by, tensors): (By, &[Tensor])) -> Self {
+    pub(crate) fn new(client: &'c Client, gpu: &'c Gpu, (by, tensors): (By, &[Tensor])) -> Self {
         let bound = gpu.context.bind().unwrap();
         let cache = match by {
             By::Handle => DeviceMemory::allocate_plain(&bound, BYTES).unwrap(),
@@ -112,7 +110,7 @@ impl<'c> Engine<'c> {
         queue.drain(&bound, &mut Vec::new()).unwrap();
     }
 
-    fn fill_all(&self, blocks: &Blocks, moved: &[MovedBlock]) {
+    pub(crate) fn fill_all(&self, blocks: &Blocks, moved: &[MovedBlock]) {
         for (moved, bytes) in moved.iter().zip(&blocks.bytes) {
             moved_bytes(self.image.mapping(), &self.layout, moved.block, Some(bytes));
         }
@@ -175,7 +173,7 @@ fn travels(from: By, to: By) {
 }
 
 /// Where a line stands in the driver's log for the first time.
-fn first(log: &[String], line: &str) -> Option<usize> {
+pub(crate) fn first(log: &[String], line: &str) -> Option<usize> {
     log.iter().position(|logged| logged == line)
 }
 
@@ -375,7 +373,7 @@ fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
 }
 
 /// Mappings of device memory in a node, which has none of its own here.
-fn device_memory(node: &Process) -> usize {
+pub(crate) fn device_memory(node: &Process) -> usize {
     let maps = fs::read_to_string(format!("/proc/{}/maps", node.id())).unwrap();
     maps.lines().filter(|line| line.contains("/memfd:device-memory")).count()
 }

@@ -67,14 +67,14 @@ pub(crate) fn by_blocks() -> Vec<Tensor> {
 }
 
 /// An engine: a connection, a cache that the node has imported, and how it lies.
-struct Engine<'c> {
-    cache: Mapping,
-    layout: Layout,
-    imported: ImportedLayout<'c>,
+pub(crate) struct Engine<'c> {
+    pub(crate) cache: Mapping,
+    pub(crate) layout: Layout,
+    pub(crate) imported: ImportedLayout<'c>,
 }
 
 impl<'c> Engine<'c> {
-    fn new(client: &'c Client, tensors: &[Tensor]) -> Self {
+    pub(crate) fn new(client: &'c Client, tensors: &[Tensor]) -> Self {
         let cache = Mapping::anonymous(CACHE, BYTES).unwrap();
         cache.write(0, &vec![0xee; CACHE_LEN]).unwrap();
         client.import_memfd(cache.file().unwrap(), BYTES).unwrap();
@@ -88,7 +88,7 @@ impl<'c> Engine<'c> {
         moved_bytes(&self.cache, &self.layout, block, Some(bytes));
     }
 
-    fn bytes(&self, block: BlockId) -> Vec<u8> {
+    pub(crate) fn bytes(&self, block: BlockId) -> Vec<u8> {
         moved_bytes(&self.cache, &self.layout, block, None)
     }
 
@@ -99,7 +99,7 @@ impl<'c> Engine<'c> {
         all.into_iter().filter(|byte| *byte != 0xee).count()
     }
 
-    fn fill_all(&self, blocks: &Blocks, moved: &[MovedBlock]) {
+    pub(crate) fn fill_all(&self, blocks: &Blocks, moved: &[MovedBlock]) {
         moved.iter().zip(&blocks.bytes).for_each(|(moved, bytes)| self.fill(moved.block, bytes));
     }
 }
@@ -143,7 +143,7 @@ pub(crate) fn loaded(outcomes: &[LoadOutcome], from: BlockOrigin) -> usize {
 }
 
 /// Mappings of engines' caches in a node.
-fn caches(node: &Process) -> usize {
+pub(crate) fn caches(node: &Process) -> usize {
     let maps = fs::read_to_string(format!("/proc/{}/maps", node.id())).unwrap();
     maps.lines().filter(|line| line.contains(CACHE)).count()
 }

@@ -6,8 +6,9 @@ use std::process::Command;
 
 use kvrail::cli::cluster::{Cluster, Process};
 use kvrail::client::{Acquired, Client};
+use kvrail::event::{BusyReason, LendRefusal};
 use kvrail::protocol::door::Source;
-use kvrail::protocol::door::stat::{PoolStat, StatReport};
+use kvrail::protocol::door::stat::{GpuWayStat, PoolStat, StatReport};
 
 use crate::cuda_standin::StandIn;
 use crate::support::{
@@ -19,12 +20,17 @@ use crate::support::{
 const GPU_POOL: u16 = 0x8000;
 
 /// What a node with a GPU is told.
-fn gpu(standin: &StandIn) -> Vec<String> {
+pub(crate) fn gpu(standin: &StandIn) -> Vec<String> {
     let driver = standin.library().display().to_string();
     ["--gpu", "0", "--gpu-pool", "4MiB", "--gpu-driver", &driver].map(str::to_owned).to_vec()
 }
 
-fn node(cluster: &Cluster, name: &str, registry: &Process, arguments: &[String]) -> Process {
+pub(crate) fn node(
+    cluster: &Cluster,
+    name: &str,
+    registry: &Process,
+    arguments: &[String],
+) -> Process {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     cluster.node(name, registry.addresses().unwrap().listen, &arguments).unwrap()
 }
@@ -34,7 +40,7 @@ fn gpu_pool(report: &StatReport) -> &PoolStat {
 }
 
 /// Bytes of a node's GPU pool that blocks take.
-fn on_gpu(client: &Client) -> u64 {
+pub(crate) fn on_gpu(client: &Client) -> u64 {
     let report = client.stat().unwrap();
     gpu_pool(&report).bytes - gpu_pool(&report).free_bytes
 }
@@ -88,6 +94,11 @@ fn blocks_land_in_gpu_memory_and_are_served_from_there() {
         assert!(peermem.call.starts_with("ibv_reg_mr"), "{gpu:?}");
         assert_eq!(peermem.errno, Some(libc::EFAULT), "{gpu:?}");
         assert!(told.contains("no dma-buf on") && told.contains("(errno 14)"), "{told}");
+        // The stand-in's place on the bus is nobody's, so that no NIC is nearer to it than another one.
+        let near =
+            |nic: &GpuWayStat| nic.near && nic.near_why.contains("sysfs has no 0000:40:00.0");
+        assert!(!gpu.nics.is_empty() && gpu.nics.iter().all(near), "{gpu:?}");
+        assert!(told.contains("is near: sysfs has no 0000:40:00.0"), "{told}");
     }
 }
 
@@ -144,6 +155,50 @@ fn blocks_that_find_no_room_on_the_way_land_in_host_memory() {
     assert_eq!(on_gpu(&at_b), 64 << 10, "as many as fit");
     assert_at_rest("B", &at_b);
     assert_at_rest("A", &at_a);
+}
+
+/// What a node was last told by another one: how long to hold back, milliseconds.
+fn pause_ms(client: &Client, peer: &Client) -> u32 {
+    let (report, peer) = (client.stat().unwrap(), peer.stat().unwrap().node.id);
+    report.health.iter().filter(|it| it.peer == peer).map(|it| it.pause_ms).max().unwrap()
+}
+
+#[test]
+fn blocks_that_find_no_room_on_the_way_out_are_busy_and_their_reader_is_told_to_hold_back() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let a = node(&cluster, "A", &registry, &[]);
+    let narrow = [gpu(&standin), vec!["--gpu-staging".to_owned(), "64KiB".to_owned()]].concat();
+    let b = node(&cluster, "B", &registry, &narrow);
+    let c = node(&cluster, "C", &registry, &[]);
+    let (at_a, at_b, at_c) = (a.client().unwrap(), b.client().unwrap(), c.client().unwrap());
+    let blocks = Blocks::new("more than staging holds", 32, 16 << 10);
+    save(&at_a, &blocks);
+    // As many at a time as there is room for on their way in.
+    for (hashes, bytes) in blocks.hashes.chunks(4).zip(blocks.bytes.chunks(4)) {
+        let some = Blocks { hashes: hashes.to_vec(), bytes: bytes.to_vec() };
+        assert_eq!(read(&at_b, &some, Source::From(node_id(&at_a))), Counts::all_ready(4));
+    }
+    assert_eq!(on_gpu(&at_b), 32 * (16 << 10));
+    let from_b = Source::From(node_id(&at_b));
+    let acquired = at_c.acquire(&namespace(), &blocks.hashes, from_b).unwrap();
+    let is_ready = |block: &&Acquired<'_>| matches!(block, Acquired::Ready(_));
+    let ready = acquired.iter().filter(is_ready).count();
+    assert!(ready < 32, "no more than staging holds, and once again: {acquired:?}");
+    let waits = BusyReason::Owner(LendRefusal::Staging);
+    let others = acquired.iter().filter(|block| !is_ready(block));
+    assert!(others.clone().all(|block| matches!(block, Acquired::Busy(why) if *why == waits)));
+    assert!(pause_ms(&at_c, &at_b) > 0, "the reader is told to hold back");
+    drop(acquired);
+    until("each read brings some more", || {
+        let counts = read(&at_c, &blocks, from_b);
+        assert_eq!(counts.ready + counts.busy, 32, "{counts:?}");
+        counts.busy == 0
+    });
+    assert_eq!(pause_ms(&at_c, &at_b), 0, "no more than it takes");
+    assert_at_rest("B", &at_b);
+    assert_at_rest("C", &at_c);
 }
 
 #[test]
@@ -301,6 +356,12 @@ fn a_node_that_must_reach_the_gpu_directly_starts_where_it_does_and_says_what_re
     let b = node(&cluster, "B", &registry, &require());
     let told = b.client().unwrap().stat().unwrap().gpu.unwrap();
     assert_eq!(told.way, "direct", "{told:?}");
+    let nic = told.nics.first().unwrap().nic.clone();
+    let named = ["--rdma-device", &nic, "--gpu-nics", &nic].map(str::to_owned).to_vec();
+    let c = node(&cluster, "C", &registry, &[require(), named].concat());
+    let told = c.client().unwrap().stat().unwrap().gpu.unwrap();
+    let only = GpuWayStat { near_why: "--gpu-nics".to_owned(), ..told.nics[0].clone() };
+    assert!(only.near && told.nics == [only.clone()], "{told:?}");
 }
 
 /// What `kvrail serve` says where it does not start.
@@ -332,6 +393,10 @@ fn a_node_that_cannot_have_the_gpu_says_why() {
     standin.control("set memory_bytes 2097152");
     let full = with(&[]);
     assert!(full.contains("CUDA_ERROR_OUT_OF_MEMORY") && full.contains("--gpu-pool"), "{full}");
+    assert!(
+        full.contains("of 4.0 MiB (4194304 bytes), where 2.0 MiB of 2.0 MiB are free"),
+        "{full}"
+    );
     standin.control("set devices 0");
     let none = with(&[]);
     assert!(none.contains("--gpu 0 cannot be had") && none.contains("no GPU"), "{none}");

@@ -35,10 +35,14 @@ mod engine_memory;
 mod fabric_attack;
 mod full_pool;
 mod gpu_memory;
+mod gpu_over_shm;
 mod healing;
 mod holder_dies;
 mod hostile;
 mod hung_peers;
+mod in_place;
+#[cfg(feature = "gpu")]
+mod in_place_gpu;
 mod large_read;
 mod lost_messages;
 mod nics;

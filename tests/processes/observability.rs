@@ -11,7 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::support::{
-    BINARY, Blocks, Counts, PATIENCE, cluster, http_get, metric, read, save, scrape, until,
+    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, cluster, http_get, metric, read, save,
+    scrape, until,
 };
 
 /// Fails unless the series has this value.
@@ -84,6 +85,8 @@ fn metrics_tell_what_happened() {
     // Pressure at the reader: evictions by rank, and a fetch soon after one.
     save(&at_reader, &Blocks::new("pressure", 300, 16 << 10));
     until("the copies are evicted", || read(&at_reader, &blocks, Source::Here).ready == 0);
+    // Evictions are counted before their memory is free again, and after nobody finds the blocks.
+    assert_at_rest("the reader", &at_reader);
     assert!(metric(&reader, "kvrail_evicted_blocks_total{rank=\"1\"}") > 16.0);
     assert!(metric(&reader, "kvrail_evicted_bytes_total") > 16.0 * size);
     assert_eq!(read(&at_reader, &blocks, Source::Anywhere), all);

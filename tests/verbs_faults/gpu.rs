@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvrail::cuda::{Context, DeviceMemory, Driver};
 use kvrail::fabric::{Access, Region};
-use kvrail::memory::{ForeignMemory, GpuDirect};
+use kvrail::memory::{ForeignFabric, ForeignMemory, GpuDirect};
 
 use crate::conformance::{End, Pair};
 use crate::cuda_standin::StandIn;

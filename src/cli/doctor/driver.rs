@@ -38,7 +38,7 @@ mod asking {
     use super::GpuSaid;
     use crate::cuda::{Context, CudaError, Device, DeviceMemory, Driver, LIBRARY_NAME};
     use crate::fabric::Access;
-    use crate::memory::{Climb, ForeignMemory, GpuDirect};
+    use crate::memory::{Climb, ForeignFabric, ForeignMemory, GpuDirect};
     use crate::verbs::{VerbsConfig, VerbsFabric};
 
     pub(super) fn ask(rdma: bool) -> Result<Vec<GpuSaid>, CudaError> {

@@ -371,7 +371,11 @@ fn what_the_gpus_driver_says_is_told_as_it_is() {
     let gpu = |ordinal, rung| GpuSaid {
         ordinal,
         line: format!("GPU {ordinal}"),
-        climb: Climb { rungs: vec![("mlx5_0".to_owned(), rung)], refused: vec![refused.clone()] },
+        climb: Climb {
+            rungs: vec![("mlx5_0".to_owned(), rung)],
+            refused: vec![refused.clone()],
+            ..Climb::default()
+        },
         untried: None,
     };
     let there = asked(&root, Ok(vec![gpu(0, Rung::Peermem), gpu(1, Rung::Staging)]));

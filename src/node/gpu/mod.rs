@@ -22,8 +22,8 @@
 //! GPU succeeds any more ([`CudaError::is_lost`]), or one that hides whether copies have ended, loses the
 //! GPU to this process: whoever meets it says so once, be it the data thread or a copy for an engine;
 //! blocks under way fail, nothing lands there or is lent from there, and the residents in its memory are
-//! evicted, which withdraws them from the registry. A local reader that still finds one there has it
-//! evicted first, and looks for it elsewhere; copies that engines hold stay good.
+//! evicted, which withdraws them from the registry. A local reader that still finds one there takes it out
+//! itself, and looks for it elsewhere; copies that engines hold stay good.
 //! The node goes on with its host pools until it is started again. Memory that copies in flight may touch
 //! stays theirs.
 
@@ -155,17 +155,10 @@ impl Gpu {
         }
         let staged = regions.direct.is_none();
         tracing::info!(gpu = %attributes.name, pci = %attributes.pci, staged, "GPU memory");
-        let way = |(nic, rung): &(String, crate::memory::Rung)| GpuWayStat {
-            nic: nic.clone(),
-            rung: rung.to_string(),
-        };
-        let refused = |refused: &crate::memory::RungRefused| GpuWayRefused {
-            nic: refused.nic.clone(),
-            rung: refused.rung.to_string(),
-            call: refused.call.clone(),
-            errno: refused.errno,
-            why: refused.why.clone(),
-        };
+        let nics: Vec<_> = regions.climb.ways().collect();
+        for GpuWayStat { nic, rung, near, near_why } in &nics {
+            tracing::info!(nic, rung, near, why = near_why, "a NIC's way into the GPU's memory");
+        }
         GpuStat {
             ordinal: self.options.ordinal,
             name: attributes.name.clone(),
@@ -173,8 +166,8 @@ impl Gpu {
             pool: PoolId::GPU.0,
             lost: false,
             way: if staged { "staging" } else { "direct" }.to_owned(),
-            nics: regions.climb.rungs.iter().map(way).collect(),
-            refused: regions.climb.refused.iter().map(refused).collect(),
+            nics,
+            refused: regions.climb.refused.iter().map(GpuWayRefused::from).collect(),
         }
     }
 

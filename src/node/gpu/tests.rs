@@ -5,6 +5,8 @@
 #[expect(dead_code, reason = "the tests of the room use more of it")]
 mod cuda_standin;
 
+mod steady;
+
 use std::time::Duration;
 
 use super::*;
@@ -94,6 +96,8 @@ impl Scene {
             regions: Vec::new(),
             tier: Some(gpu.into_tier(&regions, Arc::clone(&residency))),
             reserved: Vec::new(),
+            layouts: std::collections::BTreeMap::new(),
+            marks: (1, (100, 100)),
         };
         Self { landing, residency, context, pool, arriving, leaving }
     }

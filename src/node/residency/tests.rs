@@ -2,6 +2,7 @@ use super::*;
 use crate::event::Discard;
 use crate::memory::PoolOptions;
 use crate::policy::Policy;
+use crate::runtime::reclaim::{Reclaim, Reclaimed};
 use crate::store::StoreConfig;
 use crate::types::{BlockHash, NamespaceId, PoolId};
 

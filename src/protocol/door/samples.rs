@@ -62,6 +62,7 @@ pub(super) fn requests() -> Vec<(&'static str, Request)> {
     ]
     .into_iter()
     .chain(engine_requests())
+    .chain(in_place_requests())
     .collect()
 }
 
@@ -127,6 +128,30 @@ fn engine_requests() -> Vec<(&'static str, Request)> {
                 source: Source::Anywhere,
                 layout,
                 blocks: moved(),
+            }),
+        ),
+    ]
+}
+
+/// What an engine asks about blocks that peers read where they lie.
+fn in_place_requests() -> Vec<(&'static str, Request)> {
+    let layout = LayoutId(0x0102);
+    vec![
+        (
+            "publish_in_place",
+            Request::Engine(EngineRequest::Publish {
+                namespace: namespace(),
+                pulled: false,
+                layout,
+                event: Some(EngineEvent([0xe1; 64])),
+                blocks: moved(),
+            }),
+        ),
+        (
+            "withdraw",
+            Request::Engine(EngineRequest::Withdraw {
+                layout,
+                blocks: vec![BlockId(0x0a0b_0c0d), BlockId(0)],
             }),
         ),
     ]

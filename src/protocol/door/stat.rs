@@ -16,6 +16,8 @@ pub struct StatReport {
     pub gpu: Option<GpuStat>,
     /// What it holds.
     pub residents: ResidentStat,
+    /// What of that lies in engines' memory.
+    pub in_place: InPlaceStat,
     /// Who has leases here.
     pub requesters: Vec<RequesterStat>,
     /// What it knows of the registry.
@@ -42,6 +44,8 @@ pub struct NodeStat {
     pub policy: String,
     /// The way to peers on other hosts, `tcp` or `verbs`; `shm` where there is none.
     pub transport: String,
+    /// Why peers on this host are not reached over shared memory; empty where they are.
+    pub no_shared_memory: String,
     /// Since its data thread last went round, milliseconds: at most 1000 where it is idle.
     pub heartbeat_age_ms: u64,
 }
@@ -88,6 +92,11 @@ pub struct GpuWayStat {
     pub nic: String,
     /// `dma-buf`, `peermem` or `staging`.
     pub rung: String,
+    /// Whether it is among those nearest to the GPU: where NICs reach the GPU's memory itself, bytes go
+    /// over these.
+    pub near: bool,
+    /// How near it is by the PCI path and the NUMA nodes, or by which setting.
+    pub near_why: String,
 }
 
 /// A way into a GPU's memory that was refused.
@@ -104,6 +113,36 @@ pub struct GpuWayRefused {
     pub errno: Option<i32>,
     /// What was answered.
     pub why: String,
+}
+
+/// Blocks that engines have published in place.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InPlaceStat {
+    /// How many.
+    pub blocks: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// The layouts that they lie in.
+    pub layouts: Vec<LayoutStat>,
+    /// The ways into an engine's memory that were refused when a layout last could not be opened.
+    pub refused: Vec<GpuWayRefused>,
+}
+
+/// A layout of an engine that peers read from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LayoutStat {
+    /// The number that stands for it where pools have theirs.
+    pub pool: u16,
+    /// Blocks in it.
+    pub blocks: u64,
+    /// Their payload, bytes.
+    pub bytes: u64,
+    /// The way of each NIC into its memory, where that is a GPU's.
+    pub nics: Vec<GpuWayStat>,
+    /// The ways that were refused.
+    pub refused: Vec<GpuWayRefused>,
 }
 
 /// Residents and their ranks.

@@ -103,10 +103,10 @@ fn counts_are_judged_before_their_lists() {
         (Kind::Lend, 24, &[1, 2], 513),
         (Kind::Lease, 40, &[0xff, 0xff], 65_535),
         (Kind::Complete, 24, &[0, 0], 0),
-        (Kind::Confirm, 40, &[65, 0], 65),
+        (Kind::Confirm, 40, &[0x41, 1], 321),
         (Kind::Ranks, 28, &[1, 2], 513),
         (Kind::Layout, 16, &[0, 0], 0),
-        (Kind::Layout, 16, &[65, 0], 65),
+        (Kind::Layout, 16, &[0x41, 1], 321),
         (Kind::Layout, 18, &[0, 0], 0),
         (Kind::Layout, 18, &[1, 1], 257),
         // An unknown lease with ranks.

@@ -2,7 +2,8 @@
 //!
 //! A save reserves memory, copies, and only then publishes; a load acquires, verifies, copies, and only
 //! then answers. A client that is gone by the end of a save publishes nothing: nobody vouches for the
-//! bytes any more. The copies themselves are in [`super::moving`].
+//! bytes any more. The copies themselves are in [`super::moving`]; what is published where it lies, in
+//! [`super::in_place`].
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::moving::Batch;
 use super::owned::Acquired;
-use super::service::{DoorService, Publish, ReserveError, Reserved};
+use super::service::{DoorService, Imported, Publish, ReserveError, Reserved};
 use super::session::{no_memory, refused};
 use crate::layout::{AllocationId, BlockId, Layout, Tensor};
 use crate::limits;
@@ -21,13 +22,6 @@ use crate::protocol::door::{
     MemorySource, MovedBlock, Reply, SENTENCE_BYTES_MAX, Source,
 };
 use crate::types::{BlockHash, Namespace, PoolId};
-
-/// A layout and all memory that it may lie in.
-#[derive(Debug)]
-pub(super) struct Imported {
-    pub(super) layout: Layout,
-    pub(super) memory: Vec<Arc<dyn EngineMemory>>,
-}
 
 /// What a client imported. Dropping it tells what still runs that the client is gone.
 #[derive(Debug)]
@@ -44,11 +38,30 @@ impl Drop for Imports {
     }
 }
 
+/// What blocks are named for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Save,
+    Load,
+    Publish,
+}
+
+impl Purpose {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Save => "save",
+            Self::Load => "load",
+            Self::Publish => "publication",
+        }
+    }
+}
+
 /// Blocks of one layout to move, checked.
 #[derive(Debug)]
 pub(super) struct Move {
-    imported: Arc<Imported>,
-    blocks: Vec<MovedBlock>,
+    pub(super) id: LayoutId,
+    pub(super) imported: Arc<Imported>,
+    pub(super) blocks: Vec<MovedBlock>,
     event: Option<EngineEvent>,
     alive: Arc<AtomicBool>,
 }
@@ -106,26 +119,38 @@ impl Imports {
         &self,
         id: LayoutId,
         blocks: Vec<MovedBlock>,
-        direction: Direction,
+        purpose: Purpose,
     ) -> Result<Move, Reply> {
+        let imported = self.layout(id, blocks.iter().map(|it| it.block))?;
+        let mut seen = BTreeSet::new();
+        if purpose != Purpose::Save
+            && let Some(BlockId(twice)) =
+                blocks.iter().map(|it| it.block).find(|block| !seen.insert(*block))
+        {
+            let purpose = purpose.as_str();
+            return Err(refused(&format!("block {twice} is named twice in one {purpose}")));
+        }
+        let (imported, alive) = (Arc::clone(imported), Arc::clone(&self.alive));
+        Ok(Move { id, imported, blocks, event: None, alive })
+    }
+
+    /// The layout of this number, where it has these blocks.
+    pub(super) fn layout(
+        &self,
+        id: LayoutId,
+        mut blocks: impl Iterator<Item = BlockId>,
+    ) -> Result<&Arc<Imported>, Reply> {
         let Some(imported) = self.layouts.get(usize::from(id.0)) else {
             return Err(refused(&format!("layout {} was not imported by this connection", id.0)));
         };
         let count = imported.layout.blocks();
-        if let Some(BlockId(beyond)) =
-            blocks.iter().map(|it| it.block).find(|block| block.0 >= count)
-        {
-            let why = format!("block {beyond} is not in layout {}, which has {count}", id.0);
-            return Err(refused(&why));
+        match blocks.find(|block| block.0 >= count) {
+            Some(BlockId(beyond)) => Err(refused(&format!(
+                "block {beyond} is not in layout {}, which has {count}",
+                id.0
+            ))),
+            None => Ok(imported),
         }
-        let mut seen = BTreeSet::new();
-        if let (Direction::Load, Some(BlockId(twice))) =
-            (direction, blocks.iter().map(|it| it.block).find(|block| !seen.insert(*block)))
-        {
-            return Err(refused(&format!("block {twice} is named twice in one load")));
-        }
-        let (imported, alive) = (Arc::clone(imported), Arc::clone(&self.alive));
-        Ok(Move { imported, blocks, event: None, alive })
     }
 }
 
@@ -154,7 +179,8 @@ impl Move {
         Self { event, ..self }
     }
 
-    fn is_wanted(&self) -> bool {
+    /// Whether the client is there still.
+    pub(super) fn is_wanted(&self) -> bool {
         self.alive.load(Ordering::Relaxed)
     }
 
@@ -165,25 +191,9 @@ impl Move {
         namespace: Namespace,
         pulled: bool,
     ) -> Reply {
-        let sizes = vec![self.imported.layout.block_bytes(); self.blocks.len()];
-        let reserved = match service.reserve(&sizes) {
-            Ok(reserved) => reserved,
-            Err(ReserveError::Busy { pause_ms }) => return no_memory(pause_ms),
-            Err(ReserveError::Refused(sentence)) => return refused(&sentence),
-        };
-        let pairs = self.blocks.iter().zip(&reserved);
-        let pairs = pairs.map(|(moved, memory)| (moved.block, memory.extent())).collect();
-        let batch = Batch {
-            pools: pools(&*service),
-            imported: Arc::clone(&self.imported),
-            direction: Direction::Save,
-            event: self.event,
-            pairs,
-            expected: Vec::new(),
-        };
-        let (reserved, sums) = match batch.run(reserved).await {
-            Ok(done) => done,
-            Err(error) => return not_copied(&error),
+        let (reserved, sums) = match self.copy_out(&*service, &self.blocks).await {
+            Ok(copied) => copied,
+            Err(reply) => return reply,
         };
         if !self.is_wanted() {
             return refused("the client is gone");
@@ -192,6 +202,30 @@ impl Move {
         let own =
             own.map(|((moved, memory), checksum)| Publish { hash: moved.hash, checksum, memory });
         Reply::Published { outcomes: service.publish(&namespace, own.collect(), pulled) }
+    }
+
+    /// Copies some of the blocks into reserved memory; that, and their checksums.
+    pub(super) async fn copy_out<S: DoorService>(
+        &self,
+        service: &S,
+        blocks: &[MovedBlock],
+    ) -> Result<(Vec<S::Reserved>, Vec<u64>), Reply> {
+        let sizes = vec![self.imported.layout.block_bytes(); blocks.len()];
+        let reserved = service.reserve(&sizes).map_err(|error| match error {
+            ReserveError::Busy { pause_ms } => no_memory(pause_ms),
+            ReserveError::Refused(sentence) => refused(&sentence),
+        })?;
+        let pairs = blocks.iter().zip(&reserved);
+        let pairs = pairs.map(|(moved, memory)| (moved.block, memory.extent())).collect();
+        let batch = Batch {
+            pools: pools(service),
+            imported: Arc::clone(&self.imported),
+            direction: Direction::Save,
+            event: self.event,
+            pairs,
+            expected: Vec::new(),
+        };
+        batch.run(reserved).await.map_err(|error| not_copied(&error))
     }
 
     /// Loads the blocks: acquire, verify, copy, let go.

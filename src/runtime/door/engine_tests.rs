@@ -16,10 +16,10 @@ use crate::protocol::door::{
 use crate::sys::fd_passing;
 use crate::types::Namespace;
 
-const BYTES: u64 = 64 << 10;
+pub(super) const BYTES: u64 = 64 << 10;
 
 /// Four blocks of 2 layers with K and V of 64 bytes.
-const TENSOR: Tensor = Tensor {
+pub(super) const TENSOR: Tensor = Tensor {
     allocation: AllocationId(0),
     offset: 0,
     layers: 2,
@@ -29,26 +29,26 @@ const TENSOR: Tensor = Tensor {
     segment_bytes: 64,
 };
 
-fn memory() -> (Mapping, File) {
+pub(super) fn memory() -> (Mapping, File) {
     let mapping = Mapping::anonymous("kvrail-test", BYTES).unwrap();
     let file = mapping.file().unwrap().try_clone().unwrap();
     (mapping, file)
 }
 
-fn memfd(bytes: u64) -> Request {
+pub(super) fn memfd(bytes: u64) -> Request {
     Request::Engine(EngineRequest::ImportMemory { source: MemorySource::Memfd, bytes })
 }
 
-fn layout(tensors: Vec<Tensor>) -> Request {
+pub(super) fn layout(tensors: Vec<Tensor>) -> Request {
     Request::Engine(EngineRequest::ImportLayout { blocks: 4, tensors })
 }
 
-fn moved(blocks: &[(u8, u32)]) -> Vec<MovedBlock> {
+pub(super) fn moved(blocks: &[(u8, u32)]) -> Vec<MovedBlock> {
     let one = |&(byte, block): &_| MovedBlock { hash: hash(byte), block: BlockId(block) };
     blocks.iter().map(one).collect()
 }
 
-fn save(blocks: &[(u8, u32)]) -> Request {
+pub(super) fn save(blocks: &[(u8, u32)]) -> Request {
     let (namespace, blocks) = (namespace(), moved(blocks));
     save_of((namespace, LayoutId(0)), None, blocks)
 }
@@ -61,7 +61,7 @@ fn save_of(
     Request::Engine(EngineRequest::Save { namespace, pulled: false, layout, event, blocks })
 }
 
-fn load(blocks: &[(u8, u32)]) -> Request {
+pub(super) fn load(blocks: &[(u8, u32)]) -> Request {
     let (namespace, blocks) = (namespace(), moved(blocks));
     let (layout, source) = (LayoutId(0), Source::Here);
     Request::Engine(EngineRequest::Load { namespace, source, layout, blocks })
@@ -76,12 +76,12 @@ fn refusal(reply: Reply) -> (ImportRefusal, String) {
 
 impl Raw {
     /// Sends a request and a descriptor along with it.
-    fn pass(&mut self, request: &Request, file: &File) -> Reply {
+    pub(super) fn pass(&mut self, request: &Request, file: &File) -> Reply {
         self.pass_only(request, file);
         self.receive().1
     }
 
-    fn pass_only(&mut self, request: &Request, file: &File) {
+    pub(super) fn pass_only(&mut self, request: &Request, file: &File) {
         let mut frame = Vec::new();
         request.encode(7, &mut frame).unwrap();
         assert_eq!(fd_passing::send(&self.0, &frame, &[file.as_fd()]).unwrap(), frame.len());
@@ -89,13 +89,13 @@ impl Raw {
 
     /// Ends the connection; when this returns the node has seen it and has let go of what was the
     /// client's.
-    fn leave(mut self) {
+    pub(super) fn leave(mut self) {
         self.0.shutdown(Shutdown::Write).unwrap();
         assert!(self.is_closed());
     }
 
     /// A client with memory and a layout of it.
-    fn engine(running: &Running) -> (Self, Mapping) {
+    pub(super) fn engine(running: &Running) -> (Self, Mapping) {
         let mut raw = Self::greeted(running);
         let (mapping, file) = memory();
         let imported = raw.pass(&memfd(BYTES), &file);
@@ -203,6 +203,8 @@ fn what_does_not_fit_is_refused_with_the_reason_and_the_connection_goes_on() {
     assert!(sentence.contains(&BYTES.to_string()), "{sentence}");
     let (reason, sentence) = refusal(raw.ask(&layout(vec![Tensor { offset: 64, ..TENSOR }])));
     assert_eq!(reason, ImportRefusal::AlreadyImported, "{sentence}");
+    // In part, and with the numbers of both.
+    assert!(sentence.contains("bytes 64..") && sentence.contains("meet bytes 0.."), "{sentence}");
 
     assert!(matches!(raw.ask(&save(&[(1, 4)])), Reply::Refused { .. }), "no such block");
     assert!(matches!(raw.ask(&load(&[(1, 1), (2, 1)])), Reply::Refused { .. }), "twice");

@@ -7,7 +7,8 @@
 //! what it got, since nobody is left to take it.
 //!
 //! What a client **imported** (its KV cache, and how blocks lie in it) is a value of its task, too;
-//! copies that run when the task ends hold what they touch until they are done.
+//! copies that run when the task ends hold what they touch until they are done. Of what it **published in
+//! place** the node is told that the client has left, and takes it back.
 //!
 //! Input is hostile until decoded: a frame is bounded before it is read, must arrive whole within
 //! [`limits::HANDSHAKE_TIMEOUT`] of its first byte, and a violation closes only its own connection.
@@ -17,6 +18,9 @@ mod engine;
 #[cfg(test)]
 mod engine_tests;
 mod frames;
+mod in_place;
+#[cfg(test)]
+mod in_place_tests;
 mod moving;
 mod owned;
 mod service;
@@ -35,7 +39,10 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
-pub use service::{DoorService, Page, PoolHandle, Publish, ReserveError, Reserved};
+pub use moving::{Batch, NotCopied};
+pub use service::{
+    DoorService, Imported, InPlace, Page, PoolHandle, Publish, ReserveError, Reserved,
+};
 pub use socket::BindError;
 
 use crate::limits;

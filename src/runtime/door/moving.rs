@@ -12,7 +12,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::engine::Imported;
+use super::service::Imported;
 use crate::layout::{AllocationId, BlockId, Layout};
 use crate::memory::{Copier, CopyError, Direction, Mapping, StridedCopy};
 use crate::protocol::door::{DeviceUuid, EngineEvent};
@@ -33,15 +33,19 @@ const THREADS_MAX: usize = 8;
 
 /// Blocks of a layout, and where each lies in a pool.
 #[derive(Debug)]
-pub(super) struct Batch {
-    pub(super) pools: Vec<(PoolId, Arc<Mapping>)>,
-    pub(super) imported: Arc<Imported>,
-    pub(super) direction: Direction,
+pub struct Batch {
+    /// The pools' memory, by their numbers.
+    pub pools: Vec<(PoolId, Arc<Mapping>)>,
+    /// The layout.
+    pub imported: Arc<Imported>,
+    /// Which way they go.
+    pub direction: Direction,
     /// What copies out of the engine's memory wait for.
-    pub(super) event: Option<EngineEvent>,
-    pub(super) pairs: Vec<(BlockId, Extent)>,
+    pub event: Option<EngineEvent>,
+    /// Each block, and where it lies in a pool.
+    pub pairs: Vec<(BlockId, Extent)>,
     /// For a load: the checksum of each block. A block with another one is not copied.
-    pub(super) expected: Vec<u64>,
+    pub expected: Vec<u64>,
 }
 
 /// A batch, what it keeps, and how far its threads have come.
@@ -53,7 +57,7 @@ struct Running<K> {
 
 /// Why blocks were not copied, in words.
 #[derive(Debug)]
-pub(super) struct NotCopied(String);
+pub struct NotCopied(String);
 
 impl Display for NotCopied {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -64,10 +68,10 @@ impl Display for NotCopied {
 impl Batch {
     /// Copies the blocks; the checksum of each one's bytes in the pool, in order. `keeps` is what must
     /// stay until then, and comes back.
-    pub(super) async fn run<K: Send + Sync + 'static>(
-        self,
-        keeps: K,
-    ) -> Result<(K, Vec<u64>), NotCopied> {
+    ///
+    /// # Errors
+    /// [`NotCopied`]; what was copied to is of no use then.
+    pub async fn run<K: Send + Sync + 'static>(self, keeps: K) -> Result<(K, Vec<u64>), NotCopied> {
         let count = self.pairs.len();
         let pieces = count.div_ceil(self.piece());
         let most = std::thread::available_parallelism().map_or(1, usize::from);

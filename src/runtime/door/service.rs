@@ -3,9 +3,11 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::layout::{BlockId, Layout};
 use crate::memory::{EngineMemory, ImportError, Mapping};
 use crate::protocol::door::{
-    AcquireOutcome, EvictedBlock, ListEntry, MemorySource, PublishOutcome, Source,
+    AcquireOutcome, EvictedBlock, LayoutId, ListEntry, MemorySource, MovedBlock, PublishOutcome,
+    Source,
 };
 use crate::types::{BlockHash, Extent, Namespace, NodeId, PoolId, ResidentId};
 
@@ -49,6 +51,26 @@ pub struct Publish<R> {
     pub memory: R,
 }
 
+/// A layout that a client imported, and all memory that it may lie in.
+#[derive(Debug)]
+pub struct Imported {
+    /// How blocks lie.
+    pub layout: Layout,
+    /// The client's allocations, in the order of their numbers.
+    pub memory: Vec<Arc<dyn EngineMemory>>,
+}
+
+/// A block to make visible where it lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InPlace {
+    /// Its hash.
+    pub hash: BlockHash,
+    /// Its number in the layout.
+    pub block: BlockId,
+    /// XXH3-64 of its logical bytes.
+    pub checksum: u64,
+}
+
 /// A page of residents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Page {
@@ -63,6 +85,12 @@ pub struct Page {
 pub trait DoorService: Send + Sync + 'static {
     /// Reserved memory.
     type Reserved: Reserved;
+
+    /// A client, as the one who publishes blocks in place.
+    type Client: Send + Sync + 'static;
+
+    /// A layout whose blocks a client may publish in place now.
+    type Opened: Send + 'static;
 
     /// The pools, at most [`crate::limits::POOLS_MAX`].
     fn pools(&self) -> Vec<PoolHandle<'_>>;
@@ -97,6 +125,51 @@ pub trait DoorService: Send + Sync + 'static {
         blocks: Vec<Publish<Self::Reserved>>,
         pulled: bool,
     ) -> Vec<PublishOutcome>;
+
+    /// A client that has come.
+    fn client(&self) -> Arc<Self::Client>;
+
+    /// Makes a layout of a client, by its number on the client's connection, readable for peers, so that
+    /// these blocks of it may be published.
+    ///
+    /// # Errors
+    /// A sentence that says why they cannot be, and what to do instead.
+    fn open(
+        self: Arc<Self>,
+        client: Arc<Self::Client>,
+        layout: (LayoutId, Arc<Imported>),
+        blocks: (Namespace, Vec<MovedBlock>),
+    ) -> impl Future<Output = Result<Self::Opened, String>> + Send;
+
+    /// Makes blocks visible where they lie; one outcome per block, in order. Nothing of a client that
+    /// has left.
+    fn publish_in_place(
+        &self,
+        opened: Self::Opened,
+        namespace: &Namespace,
+        blocks: Vec<InPlace>,
+        pulled: bool,
+    ) -> Vec<PublishOutcome>;
+
+    /// One of these blocks that its client has published in place and not had back.
+    fn find_in_place(
+        &self,
+        client: &Self::Client,
+        layout: LayoutId,
+        blocks: &[MovedBlock],
+    ) -> Option<BlockId>;
+
+    /// Takes blocks back that were published in place. Done when nobody can read them any more; how
+    /// many of them were published.
+    fn withdraw(
+        self: Arc<Self>,
+        client: Arc<Self::Client>,
+        layout: LayoutId,
+        blocks: Vec<BlockId>,
+    ) -> impl Future<Output = u32> + Send;
+
+    /// A client has gone: what it published in place is taken back, and its memory is kept until then.
+    fn leave(self: Arc<Self>, client: Arc<Self::Client>);
 
     /// Pins blocks for reading, after fetching from peers those that are not here where `source`
     /// allows it; one outcome per hash, in order. Each `Ready` is one pin, given back by one

@@ -10,15 +10,16 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::engine::Imports;
+use super::engine::{Imports, Purpose};
 use super::frames::{FrameReader, Received};
 use super::owned::{Acquired, Holds, Reservations};
 use super::service::{DoorService, ReserveError};
 use crate::event::BusyReason;
+use crate::layout::BlockId;
 use crate::limits;
-use crate::memory::Direction;
 use crate::protocol::door::{
-    DecodeError, EngineRequest, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source, TooMany,
+    DecodeError, EngineRequest, LayoutId, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source,
+    TooMany,
 };
 use crate::sys::fd_passing;
 use crate::types::{BlockHash, Extent, Namespace, NodeId};
@@ -121,12 +122,13 @@ enum Done<S: DoorService> {
     Acquired { asked: usize, acquired: Acquired<S> },
     Flushed { known: bool },
     Stated { json: String },
-    Reset { count: u32 },
+    Counted { count: u32 },
     Moved { reply: Reply },
 }
 
 struct Session<S: DoorService> {
     service: Arc<S>,
+    client: Arc<S::Client>,
     reserved: Reservations<S::Reserved>,
     holds: Holds<S>,
     imports: Imports,
@@ -140,12 +142,14 @@ impl<S: DoorService> Drop for Session<S> {
     /// Lets running acquisitions end by themselves, so that a fetch is never cut in the middle.
     fn drop(&mut self) {
         self.running.detach_all();
+        Arc::clone(&self.service).leave(Arc::clone(&self.client));
     }
 }
 
 impl<S: DoorService> Session<S> {
     fn new(service: Arc<S>) -> Self {
         Self {
+            client: service.client(),
             reserved: Reservations::new(),
             holds: Holds::new(Arc::clone(&service)),
             imports: Imports::new(),
@@ -204,7 +208,7 @@ impl<S: DoorService> Session<S> {
         request: EngineRequest,
         file: Option<OwnedFd>,
     ) -> Option<Reply> {
-        let (layout, blocks, direction) = match &request {
+        let (layout, blocks, purpose) = match &request {
             EngineRequest::ImportMemory { source, bytes } => {
                 let (imports, service) = (&mut self.imports, &*self.service);
                 // Opening a driver and registering pools with it takes seconds, once.
@@ -215,17 +219,28 @@ impl<S: DoorService> Session<S> {
             EngineRequest::ImportLayout { blocks, tensors } => {
                 return Some(self.imports.add_layout(*blocks, tensors.clone()));
             }
-            EngineRequest::Save { layout, blocks, .. } => (layout, blocks, Direction::Save),
-            EngineRequest::Load { layout, blocks, .. } => (layout, blocks, Direction::Load),
+            EngineRequest::Withdraw { layout, blocks } => {
+                return self.withdraw(number, *layout, blocks.clone());
+            }
+            EngineRequest::Save { layout, blocks, .. } => (layout, blocks, Purpose::Save),
+            EngineRequest::Load { layout, blocks, .. } => (layout, blocks, Purpose::Load),
+            EngineRequest::Publish { layout, blocks, .. } => (layout, blocks, Purpose::Publish),
         };
         if self.waits_for_most() {
             return Some(too_many_waits());
         }
-        let moving = match self.imports.moving(*layout, blocks.clone(), direction) {
+        let moving = match self.imports.moving(*layout, blocks.clone(), purpose) {
             Ok(moving) => moving,
             Err(reply) => return Some(reply),
         };
-        let service = Arc::clone(&self.service);
+        if purpose == Purpose::Load
+            && let Some(BlockId(block)) = self.service.find_in_place(&self.client, *layout, blocks)
+        {
+            return Some(refused(&format!(
+                "block {block} is published in place and cannot be loaded into: withdraw it first"
+            )));
+        }
+        let (service, client) = (Arc::clone(&self.service), Arc::clone(&self.client));
         self.start(async move {
             let reply = match request {
                 EngineRequest::Save { namespace, pulled, event, .. } => {
@@ -234,11 +249,25 @@ impl<S: DoorService> Session<S> {
                 EngineRequest::Load { namespace, source, .. } => {
                     moving.load(service, namespace, source).await
                 }
-                EngineRequest::ImportMemory { .. } | EngineRequest::ImportLayout { .. } => {
-                    refused("imports are answered at once")
+                EngineRequest::Publish { namespace, pulled, event, .. } => {
+                    moving.after(event).publish((service, client), namespace, pulled).await
                 }
+                EngineRequest::ImportMemory { .. }
+                | EngineRequest::ImportLayout { .. }
+                | EngineRequest::Withdraw { .. } => refused("this is answered elsewhere"),
             };
             (number, Done::Moved { reply })
+        })
+    }
+
+    fn withdraw(&mut self, number: u32, id: LayoutId, blocks: Vec<BlockId>) -> Option<Reply> {
+        if let Err(reply) = self.imports.layout(id, blocks.iter().copied()) {
+            return Some(reply);
+        }
+        let (service, client) = (Arc::clone(&self.service), Arc::clone(&self.client));
+        self.start(async move {
+            let count = service.withdraw(client, id, blocks).await;
+            (number, Done::Counted { count })
         })
     }
 
@@ -326,7 +355,7 @@ impl<S: DoorService> Session<S> {
                 refused("the node's state is longer than a message: read its metrics instead")
             }
             Done::Stated { json } => Reply::Stat { json },
-            Done::Reset { count } => Reply::Done { count },
+            Done::Counted { count } => Reply::Done { count },
             Done::Moved { reply } => reply,
         }
     }
@@ -335,7 +364,7 @@ impl<S: DoorService> Session<S> {
         let service = Arc::clone(&self.service);
         self.start(async move {
             let count = service.reset_health(node).await;
-            (number, Done::Reset { count })
+            (number, Done::Counted { count })
         })
     }
 

@@ -1,29 +1,27 @@
 //! A node of one pool and no peers, for tests of the door, the client and the commands: real memory,
 //! simple bookkeeping, and counters of what is reserved and pinned.
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Door, DoorService, Page, PoolHandle, Publish, ReserveError, Reserved};
+use super::{DoorService, Imported, InPlace, Page, PoolHandle, Publish, ReserveError, Reserved};
 use crate::event::BusyReason;
+use crate::layout::BlockId;
 use crate::limits::EXTENT_ALIGN;
-use crate::memory::{
-    Claims, Copier, CopyError, Direction, EngineMemory, ImportError, Mapping, SharedMemory,
-    StridedCopy,
-};
+use crate::memory::{Claims, EngineMemory, ImportError, Mapping, SharedMemory};
 use crate::protocol::door::stat::{PoolStat, ResidentStat, StatReport};
 use crate::protocol::door::{
-    AcquireOutcome, BlockOrigin, DeviceUuid, EngineEvent, EvictedBlock, HeldBlock, ListEntry,
-    MemorySource, PublishOutcome, Source,
+    AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, LayoutId, ListEntry, MemorySource,
+    MovedBlock, PublishOutcome, Source,
 };
 use crate::runtime::deadline::Deadline;
 use crate::types::{
@@ -31,59 +29,12 @@ use crate::types::{
     ResidentCause, ResidentId,
 };
 
-/// What copies of imported memory wait for before they end.
-#[derive(Debug)]
-pub(crate) struct Gate(Mutex<bool>, Condvar);
+mod gated;
+mod running;
 
-impl Gate {
-    pub(crate) fn set(&self, open: bool) {
-        *self.0.lock().unwrap() = open;
-        self.1.notify_all();
-    }
-}
-
-#[derive(Debug)]
-struct Gated(SharedMemory, Arc<Gate>);
-
-impl EngineMemory for Gated {
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-
-    fn device(&self) -> Option<DeviceUuid> {
-        self.0.device()
-    }
-
-    fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
-        Ok(Box::new(GatedCopier(self.0.copier()?, Arc::clone(&self.1))))
-    }
-}
-
-#[derive(Debug)]
-struct GatedCopier<'a>(Box<dyn Copier + 'a>, Arc<Gate>);
-
-impl Copier for GatedCopier<'_> {
-    fn wait_for(&mut self, event: &EngineEvent) -> Result<(), CopyError> {
-        self.0.wait_for(event)
-    }
-
-    fn start(
-        &mut self,
-        direction: Direction,
-        (memory, copies): (&dyn EngineMemory, &[StridedCopy]),
-        pool: &Arc<Mapping>,
-    ) -> Result<(), CopyError> {
-        let memory: &dyn Any = memory;
-        let Gated(inside, _gate) = memory.downcast_ref().unwrap();
-        self.0.start(direction, (inside, copies), pool)
-    }
-
-    fn finish(&mut self) -> Result<(), CopyError> {
-        let shut = self.1.0.lock().unwrap();
-        drop(self.1.1.wait_while(shut, |open| !*open).unwrap());
-        self.0.finish()
-    }
-}
+pub(crate) use gated::Gate;
+use gated::Gated;
+pub(crate) use running::Running;
 
 /// Ranges in use, by where they begin.
 #[derive(Debug, Default)]
@@ -133,6 +84,12 @@ pub(crate) struct StandIn {
     /// Flushes wait while this is false.
     pub(crate) registry: watch::Sender<bool>,
     pub(crate) finished: Mutex<Vec<BlockHash>>,
+    /// What clients have published in place, with the checksums.
+    pub(crate) in_place: Mutex<BTreeMap<(LayoutId, BlockId), (BlockHash, u64)>>,
+    /// Whether clients' memory can be read in place.
+    pub(crate) reachable: AtomicBool,
+    /// Clients that have left.
+    pub(crate) left: AtomicUsize,
 }
 
 impl StandIn {
@@ -142,7 +99,7 @@ impl StandIn {
         Self {
             map: Arc::new(Mapping::new(&file, bytes).unwrap()),
             claims: Claims::default(),
-            gate: Arc::new(Gate(Mutex::new(true), Condvar::new())),
+            gate: Arc::default(),
             file,
             used: Arc::default(),
             blocks: Mutex::default(),
@@ -151,6 +108,9 @@ impl StandIn {
             open: watch::Sender::new(true),
             registry: watch::Sender::new(true),
             finished: Mutex::default(),
+            in_place: Mutex::default(),
+            reachable: AtomicBool::new(true),
+            left: AtomicUsize::new(0),
         }
     }
 
@@ -255,6 +215,8 @@ fn key(namespace: &Namespace, hash: BlockHash) -> BlockKey {
 
 impl DoorService for StandIn {
     type Reserved = Memory;
+    type Client = ();
+    type Opened = LayoutId;
 
     fn pools(&self) -> Vec<PoolHandle<'_>> {
         vec![PoolHandle { id: PoolId(3), bytes: self.map.len(), file: self.file.as_fd() }]
@@ -273,7 +235,7 @@ impl DoorService for StandIn {
         match (source, file) {
             (MemorySource::Memfd, Some(file)) => {
                 let memory = SharedMemory::import(file, bytes, &self.claims)?;
-                Ok(Arc::new(Gated(memory, Arc::clone(&self.gate))))
+                Ok(Arc::new(Gated::new(memory, &self.gate)))
             }
             (MemorySource::Memfd, None) => Err(ImportError::NotMemory),
             _ => Err(ImportError::NoGpu("this node has no GPU".to_owned())),
@@ -310,6 +272,61 @@ impl DoorService for StandIn {
                 }
             })
             .collect()
+    }
+
+    fn client(&self) -> Arc<()> {
+        Arc::default()
+    }
+
+    async fn open(
+        self: Arc<Self>,
+        _client: Arc<()>,
+        (id, _imported): (LayoutId, Arc<Imported>),
+        _blocks: (Namespace, Vec<MovedBlock>),
+    ) -> Result<LayoutId, String> {
+        let reachable = self.reachable.load(Ordering::Relaxed);
+        reachable.then_some(id).ok_or_else(|| "save them instead".to_owned())
+    }
+
+    fn publish_in_place(
+        &self,
+        opened: LayoutId,
+        _namespace: &Namespace,
+        blocks: Vec<InPlace>,
+        _pulled: bool,
+    ) -> Vec<PublishOutcome> {
+        let mut all = self.in_place.lock().unwrap();
+        let stored = vec![PublishOutcome::Stored; blocks.len()];
+        let one = |block: InPlace| ((opened, block.block), (block.hash, block.checksum));
+        all.extend(blocks.into_iter().map(one));
+        stored
+    }
+
+    fn find_in_place(
+        &self,
+        _client: &(),
+        layout: LayoutId,
+        blocks: &[MovedBlock],
+    ) -> Option<BlockId> {
+        let all = self.in_place.lock().unwrap();
+        blocks.iter().map(|moved| moved.block).find(|block| all.contains_key(&(layout, *block)))
+    }
+
+    async fn withdraw(
+        self: Arc<Self>,
+        _client: Arc<()>,
+        layout: LayoutId,
+        blocks: Vec<BlockId>,
+    ) -> u32 {
+        self.open.subscribe().wait_for(|open| *open).await.unwrap();
+        let mut all = self.in_place.lock().unwrap();
+        let gone = blocks.iter().filter_map(|block| all.remove(&(layout, *block)));
+        u32::try_from(gone.count()).unwrap()
+    }
+
+    fn leave(self: Arc<Self>, _client: Arc<()>) {
+        self.in_place.lock().unwrap().clear();
+        self.left.fetch_add(1, Ordering::Relaxed);
     }
 
     async fn acquire(
@@ -405,61 +422,6 @@ impl DoorService for StandIn {
                 rank: EvictionRank::LAST,
             })
             .collect()
-    }
-}
-
-/// A door that is served until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Running {
-    pub(crate) service: Arc<StandIn>,
-    pub(crate) directory: tempfile::TempDir,
-    stop: Option<oneshot::Sender<()>>,
-    served: Option<tokio::task::JoinHandle<()>>,
-    runtime: tokio::runtime::Runtime,
-}
-
-impl Running {
-    pub(crate) fn start(pool_bytes: u64) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let service = Arc::new(StandIn::new(pool_bytes));
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
-        let (stop, stopped) = oneshot::channel();
-        let door = {
-            let _in_runtime = runtime.enter();
-            Door::bind(&directory.path().join("door"), 0o600).unwrap()
-        };
-        let served = runtime.spawn(door.serve(Arc::clone(&service), async {
-            stopped.await.ok();
-        }));
-        Self { service, directory, stop: Some(stop), served: Some(served), runtime }
-    }
-
-    pub(crate) fn path(&self) -> PathBuf {
-        self.directory.path().join("door")
-    }
-
-    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.directory.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
-    }
-
-    /// Ends the door and waits until it has ended.
-    pub(crate) fn stop(&mut self) {
-        drop(self.stop.take());
-        if let Some(served) = self.served.take() {
-            self.runtime.block_on(served).unwrap();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 

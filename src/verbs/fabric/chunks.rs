@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::device::PART_BYTES_MIN;
-use super::nics::Nics;
+use super::pinned::Cards;
 use crate::limits::REGION_CHUNKS_MAX;
 use crate::memory::Mapping;
 use crate::verbs::{MemoryRegion, Served, VerbsError};
@@ -88,17 +88,17 @@ fn ceil_log2(len: u64) -> u32 {
 /// Registers all chunks with all NICs that are there: those of one NIC after the other, `None` for a
 /// NIC that is gone. Where one fails none stays registered.
 pub(super) fn register_all(
-    nics: &Nics,
+    cards: &Cards,
     layout: Layout,
     memory: &Arc<Mapping>,
     served: Served,
 ) -> Result<Vec<Option<MemoryRegion>>, VerbsError> {
-    let jobs = nics.devices.len() * layout.chunks;
+    let jobs = cards.domains.len() * layout.chunks;
     let register = |job: usize| {
-        let device = nics.devices.get(job / layout.chunks).filter(|device| !device.gone);
+        let domain = cards.domains.get(job / layout.chunks).and_then(Option::as_ref);
         let place = layout.place(job % layout.chunks, memory.len());
-        device
-            .map(|device| MemoryRegion::part(&device.domain, Arc::clone(memory), place, served))
+        domain
+            .map(|domain| MemoryRegion::part(domain, Arc::clone(memory), place, served))
             .transpose()
     };
     if jobs == 1 {

@@ -3,30 +3,47 @@
 use std::sync::Arc;
 
 use super::VerbsFabric;
-use crate::fabric::{Access, FabricError, Region};
-use crate::memory::{Climb, ForeignMemory, Rung};
+use super::pinned::{Cards, Pinned};
+use crate::fabric::{Access, FabricError, Region, RegionId};
+use crate::memory::{Climb, ForeignFabric, Pinner, Registrable};
 use crate::sys::clock::coarse;
 use crate::verbs::Served;
 
+impl ForeignFabric for VerbsFabric {
+    type Pinned = Pinned;
+
+    fn pinner(&self, access: Access) -> Pinner<Pinned> {
+        let (cards, served) = (Cards::new(&self.nics), self.served(access));
+        Box::new(move |memory, rungs| match memory {
+            Registrable::Host(mapping) => {
+                let pinned = Pinned::host(&cards, Arc::clone(mapping), served)?;
+                Ok((Some(pinned), Climb::default()))
+            }
+            Registrable::Foreign(memory) => Pinned::foreign(&cards, memory, served, rungs),
+        })
+    }
+
+    fn adopt(&mut self, pinned: Pinned) -> Result<Region, FabricError> {
+        let served = pinned.served();
+        let region = self.regions.adopt(pinned)?;
+        self.tell_readers(&region, served);
+        Ok(region)
+    }
+
+    fn disown(&mut self, region: RegionId) -> Option<Pinned> {
+        self.forget_windows(region);
+        self.regions.disown(region, &mut self.table)
+    }
+}
+
 impl VerbsFabric {
-    /// Registers memory of another driver's device by the first of these rungs that each NIC takes, and
-    /// keeps it as [`crate::fabric::Fabric::register`] keeps host memory. Without a region where one
-    /// NIC takes none: the climb says which, and why.
-    ///
-    /// # Errors
-    /// As for [`crate::fabric::Fabric::register`]; that a NIC refuses a rung is none.
-    pub fn register_foreign(
-        &mut self,
-        memory: &Arc<dyn ForeignMemory>,
-        access: Access,
-        rungs: &[Rung],
-    ) -> Result<(Option<Region>, Climb), FabricError> {
-        let served = self.served(access);
-        let (region, climb) = self.regions.register_foreign(&self.nics, memory, served, rungs)?;
-        if let Some(region) = &region {
-            self.tell_readers(region, served);
+    /// No window is bound to a region any more.
+    fn forget_windows(&mut self, region: RegionId) {
+        for (_, connection) in self.table.iter_mut() {
+            if let Some(windows) = connection.windows_mut() {
+                windows.forget(region);
+            }
         }
-        Ok((region, climb))
     }
 
     /// How a region of this access is registered.

@@ -35,6 +35,7 @@ mod near;
 mod nics;
 mod pairing;
 mod parking;
+mod pinned;
 mod polling;
 mod posting;
 mod probe;
@@ -60,6 +61,7 @@ use self::connection::{Connection, PATHS_MAX, Path, Surroundings};
 use self::device::Device;
 use self::link::Link;
 use self::nics::Nics;
+use self::pinned::{Cards, Pinned};
 use self::raising::Raisers;
 use self::regions::Regions;
 use self::table::{Table, Token};
@@ -70,7 +72,7 @@ use crate::fabric::{
     RegionId, RemoteSpan, Wake, WindowId, check_message,
 };
 use crate::limits::{RETRIES_MAX, STREAMS_MAX};
-use crate::memory::Mapping;
+use crate::memory::{ForeignFabric, Mapping};
 use crate::sys::avoided::Avoided;
 use crate::sys::clock::coarse;
 use crate::sys::connections::Broken;
@@ -332,18 +334,11 @@ impl Fabric for VerbsFabric {
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
         let served = self.served(access);
-        let region = self.regions.register(&self.nics, memory, served)?;
-        self.tell_readers(&region, served);
-        Ok(region)
+        self.adopt(Pinned::host(&Cards::new(&self.nics), memory, served)?)
     }
 
     fn deregister(&mut self, region: RegionId) {
-        for (_, connection) in self.table.iter_mut() {
-            if let Some(windows) = connection.windows_mut() {
-                windows.forget(region);
-            }
-        }
-        self.regions.deregister(region, &mut self.table);
+        drop(self.disown(region));
     }
 
     fn connect(&mut self, to: &SocketAddr) -> Result<ConnectionId, FabricError> {

@@ -8,12 +8,11 @@ use std::sync::Arc;
 
 use super::VerbsConfig;
 use super::device::Device;
-use super::near::NicSet;
 use crate::fabric::FabricError;
 use crate::limits::{NICS_MAX, READ_BYTES_MAX, STREAMS_MAX};
 use crate::sys::ibverbs::Library;
+use crate::sys::rdma_sysfs;
 use crate::sys::root::HostRoot;
-use crate::sys::{pci, rdma_sysfs};
 use crate::verbs::{Context, VerbsError};
 
 /// Longest READ where there are several NICs: a span must be cut to be read by more than one, and a
@@ -38,7 +37,7 @@ pub(super) struct Nics {
     /// Longest registration, bytes.
     pub(super) chunk_bytes: u64,
     /// The names of those that GPU memory is to go over; empty for the nearest ones.
-    gpu: Vec<String>,
+    pub(super) gpu: Vec<String>,
 }
 
 impl Nics {
@@ -102,22 +101,6 @@ impl Nics {
             gpu: config.gpu_nics.clone(),
             devices,
         })
-    }
-
-    /// The NICs over which memory of the PCI device at this address goes: those that the configuration
-    /// names, else the nearest ones by sysfs.
-    pub(super) fn near(&self, pci: Option<&str>) -> NicSet {
-        let names: Vec<&str> = self.devices.iter().map(Device::name).collect();
-        let near: Vec<bool> = match pci {
-            _ if !self.gpu.is_empty() => {
-                names.iter().map(|name| self.gpu.iter().any(|it| it == name)).collect()
-            }
-            Some(address) => pci::nearest(&HostRoot::host(), address, &names),
-            None => return NicSet::ALL,
-        };
-        let chosen: Vec<_> = names.iter().zip(&near).filter(|(_, near)| **near).collect();
-        tracing::info!(?pci, nics = ?chosen, "RDMA devices for GPU memory");
-        NicSet::of(near)
     }
 
     pub(super) fn get(&self, nic: u8) -> Option<&Device> {

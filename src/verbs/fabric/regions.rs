@@ -5,16 +5,14 @@
 //! A region's key is the fabric's own and says nothing to a NIC; [`super::keys`] tells how a peer gets
 //! at the NICs' keys.
 
-use std::sync::Arc;
-
-use super::chunks::{Layout, register_all};
+use super::chunks::Layout;
 use super::keys::{AnswerHeader, chunk};
 use super::near::NicSet;
 use super::nics::Nics;
+use super::pinned::Pinned;
 use super::table::Table;
 use crate::fabric::{ConnectionId, FabricError, Region, RegionId, RegisteredSpan, RemoteSpan};
 use crate::limits::REGIONS_MAX;
-use crate::memory::{Climb, ForeignMemory, Mapping, Rung, RungRefused};
 use crate::sys::random;
 use crate::verbs::memory_region::Kept;
 use crate::verbs::{MemoryRegion, Segment, Served};
@@ -25,16 +23,10 @@ const REGISTRATIONS_MAX: usize = u16::MAX as usize;
 #[derive(Debug)]
 struct Entry {
     region: Region,
-    served: Served,
-    layout: Layout,
     /// Local keys of all chunks on one NIC after the other, with 0 for a NIC that is gone: beside
     /// each other, since every READ looks one up.
     lkeys: Vec<u32>,
-    /// The registrations, in the same order.
-    parts: Vec<Option<MemoryRegion>>,
-    /// The NICs that its memory is nearest to.
-    near: NicSet,
-    memory: Kept,
+    pinned: Pinned,
 }
 
 /// READs of one lane that may still land: those with lower numbers.
@@ -73,76 +65,20 @@ pub(super) struct Regions {
     any_near: bool,
 }
 
-fn layout(len: u64, nics: &Nics, served: Served) -> Result<Layout, FabricError> {
-    Ok(match served {
-        Served::ByWindows => Layout::whole(len, nics.chunk_bytes)?,
-        Served::No | Served::Whole => Layout::new(len, nics.chunk_bytes)?,
-    })
-}
-
 impl Regions {
-    pub(super) fn register(
-        &mut self,
-        nics: &Nics,
-        memory: Arc<Mapping>,
-        served: Served,
-    ) -> Result<Region, FabricError> {
+    /// Makes a region of pinned memory.
+    pub(super) fn adopt(&mut self, pinned: Pinned) -> Result<Region, FabricError> {
         let id = self.next_id()?;
-        let len = memory.len();
-        let layout = layout(len, nics, served)?;
-        let parts = register_all(nics, layout, &memory, served)?;
-        self.enter(id, (served, layout), (parts, NicSet::ALL), (Kept::Mapping(memory), len))
-    }
-
-    /// Registers a device's memory by the first of these rungs that each NIC takes. Without a region
-    /// where one of them takes none: its memory goes by staging then.
-    pub(super) fn register_foreign(
-        &mut self,
-        nics: &Nics,
-        memory: &Arc<dyn ForeignMemory>,
-        served: Served,
-        rungs: &[Rung],
-    ) -> Result<(Option<Region>, Climb), FabricError> {
-        let id = self.next_id()?;
-        let len = memory.bytes();
-        let layout = layout(len, nics, served)?;
-        let mut climb = Climb::default();
-        let mut parts = Vec::with_capacity(nics.devices.len() * layout.chunks);
-        for device in &nics.devices {
-            if device.gone {
-                parts.extend((0..layout.chunks).map(|_chunk| None));
-                continue;
-            }
-            let register = |rung| -> Result<Vec<Option<MemoryRegion>>, RungRefused> {
-                let part = |chunk| {
-                    let place = layout.place(chunk, len);
-                    MemoryRegion::foreign(&device.domain, memory, place, served, rung).map(Some)
-                };
-                (0..layout.chunks).map(part).collect()
-            };
-            let mut taken = Rung::Staging;
-            for rung in rungs {
-                match register(*rung) {
-                    Ok(made) => {
-                        parts.extend(made);
-                        taken = *rung;
-                        break;
-                    }
-                    Err(refused) => climb.refused.push(refused),
-                }
-            }
-            climb.rungs.push((device.domain.context().name().to_owned(), taken));
-        }
-        if !climb.is_direct() {
-            return Ok((None, climb));
-        }
-        let memory = (Kept::Foreign(Arc::clone(memory)), len);
-        let near = match &memory.0 {
-            Kept::Foreign(memory) => nics.near(memory.pci().as_deref()),
-            Kept::Mapping(_) => NicSet::ALL,
-        };
-        let region = self.enter(id, (served, layout), (parts, near), memory)?;
-        Ok((Some(region), climb))
+        let first = pinned.parts.iter().flatten().next().map_or(0, MemoryRegion::address);
+        // The number makes the key one of its kind, the random half a stale or guessed one useless.
+        let rkey = random::number()? << 16 | u32::from(id);
+        let region = Region { id: RegionId(id), rkey, address: first, len: pinned.len };
+        self.next += 1;
+        self.any_near |= pinned.near != NicSet::ALL;
+        let lkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::lkey);
+        let lkeys = pinned.parts.iter().map(lkey).collect();
+        self.entries.push(Entry { region, lkeys, pinned });
+        Ok(region)
     }
 
     fn next_id(&self) -> Result<u16, FabricError> {
@@ -155,41 +91,22 @@ impl Regions {
         })
     }
 
-    fn enter(
-        &mut self,
-        id: u16,
-        (served, layout): (Served, Layout),
-        (parts, near): (Vec<Option<MemoryRegion>>, NicSet),
-        (memory, len): (Kept, u64),
-    ) -> Result<Region, FabricError> {
-        let first = parts.iter().flatten().next().map_or(0, MemoryRegion::address);
-        // The number makes the key one of its kind, the random half a stale or guessed one useless.
-        let rkey = random::number()? << 16 | u32::from(id);
-        let region = Region { id: RegionId(id), rkey, address: first, len };
-        self.next += 1;
-        self.any_near |= near != NicSet::ALL;
-        let lkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::lkey);
-        let lkeys = parts.iter().map(lkey).collect();
-        self.entries.push(Entry { region, served, layout, lkeys, parts, near, memory });
-        Ok(region)
-    }
-
-    pub(super) fn deregister(&mut self, id: RegionId, table: &mut Table) {
-        let Some(at) = self.entries.iter().position(|entry| entry.region.id == id) else {
-            return;
-        };
+    /// Ends a registration. What it still holds of the NICs ends when the answer is dropped, unless READs
+    /// of ours may land in it.
+    pub(super) fn disown(&mut self, id: RegionId, table: &mut Table) -> Option<Pinned> {
+        let at = self.entries.iter().position(|entry| entry.region.id == id)?;
         let entry = self.entries.swap_remove(at);
         let parked = table.iter_mut().filter(|(_, peer)| !peer.parked.is_empty());
         let waits: Vec<_> = parked.map(|(id, peer)| (id, peer.parked.next())).collect();
-        if entry.served == Served::No && !waits.is_empty() {
+        if entry.pinned.served == Served::No && !waits.is_empty() {
             self.retired.push(Retired { entry, waits });
-        } else {
-            self.bury(entry, table);
+            return None;
         }
+        self.bury(entry, table)
     }
 
     /// Ends a registration, with the READs that may land in it.
-    fn bury(&mut self, entry: Entry, table: &mut Table) {
+    fn bury(&mut self, entry: Entry, table: &mut Table) -> Option<Pinned> {
         let mut waits = Vec::new();
         for (connection, peer) in table.iter_mut() {
             for (lane, state) in peer.lanes().iter().enumerate() {
@@ -198,12 +115,18 @@ impl Regions {
                 }
             }
         }
+        let mut pinned = entry.pinned;
         if waits.is_empty() {
-            return;
+            return Some(pinned);
         }
-        // What peers could read ends here and now; our own READs then fail, and their memory waits.
-        let parts = if entry.served == Served::No { entry.parts } else { Vec::new() };
-        self.graves.push(Grave { _parts: parts, _memory: entry.memory, waits });
+        let _memory = pinned.memory.clone();
+        // What peers could read is the caller's to end; our own READs may land, and their memory waits.
+        let (_parts, rest) = match pinned.served {
+            Served::No => (std::mem::take(&mut pinned.parts), None),
+            Served::Whole | Served::ByWindows => (Vec::new(), Some(pinned)),
+        };
+        self.graves.push(Grave { _parts, _memory, waits });
+        rest
     }
 
     /// Lets go of deregistered regions in which nothing can land any more.
@@ -216,7 +139,8 @@ impl Regions {
             retired.waits.retain(waits);
             if retired.waits.is_empty() {
                 let Retired { entry, .. } = self.retired.swap_remove(at);
-                self.bury(entry, table);
+                // Peers could not read it, so that nobody waits for its end.
+                drop(self.bury(entry, table));
             } else {
                 at += 1;
             }
@@ -237,10 +161,11 @@ impl Regions {
             let offset = span.address.checked_sub(region.address)?;
             (offset.checked_add(span.len.into())? <= region.len).then_some(())
         };
-        let mut entries = self.entries.iter().filter(|entry| entry.served == Served::ByWindows);
+        let mut entries =
+            self.entries.iter().filter(|entry| entry.pinned.served == Served::ByWindows);
         let entry = entries.find(|entry| holds(&entry.region).is_some())?;
         // In one piece: there is one registration for each NIC.
-        let part = entry.parts.get(usize::from(nic))?.as_ref()?;
+        let part = entry.pinned.parts.get(usize::from(nic))?.as_ref()?;
         (span.len > 0).then_some((entry.region.id, part))
     }
 
@@ -264,13 +189,13 @@ impl Regions {
         if !self.any_near {
             return NicSet::ALL;
         }
-        let near = spans.iter().filter_map(|span| self.entry(span)).map(|entry| entry.near);
+        let near = spans.iter().filter_map(|span| self.entry(span)).map(|entry| entry.pinned.near);
         near.fold(NicSet::ALL, NicSet::and)
     }
 
     /// The keys of the regions that peers may read.
     pub(super) fn served(&self) -> impl Iterator<Item = u32> {
-        let served = self.entries.iter().filter(|entry| entry.served == Served::Whole);
+        let served = self.entries.iter().filter(|entry| entry.pinned.served == Served::Whole);
         served.map(|entry| entry.region.rkey)
     }
 
@@ -284,8 +209,8 @@ impl Regions {
     /// A local span as a NIC names it; `None` where it is not registered, or lies in several chunks.
     pub(super) fn local(&self, span: &RegisteredSpan, nic: u8) -> Option<Segment> {
         let entry = self.entry(span)?;
-        let chunk = chunk(span.offset, span.len, entry.layout.shift)?;
-        let lkey = entry.lkeys.get(usize::from(nic) * entry.layout.chunks + chunk)?;
+        let chunk = chunk(span.offset, span.len, entry.pinned.layout.shift)?;
+        let lkey = entry.lkeys.get(usize::from(nic) * entry.pinned.layout.chunks + chunk)?;
         let addr = entry.region.address + span.offset;
         Some(Segment { addr, length: span.len, lkey: *lkey })
     }
@@ -298,7 +223,7 @@ impl Regions {
         longest: u64,
     ) -> Option<Segment> {
         let entry = self.entry(span)?;
-        let room = super::keys::to_chunk_end(span.offset, entry.layout.shift).min(longest);
+        let room = super::keys::to_chunk_end(span.offset, entry.pinned.layout.shift).min(longest);
         let len = u32::try_from(room).unwrap_or(u32::MAX).min(span.len);
         self.local(&RegisteredSpan { len, ..*span }, nic)
     }
@@ -306,19 +231,20 @@ impl Regions {
     /// What a peer that asks for the keys of a region is told. Without regions to show, or where none
     /// of them has this key for peers: that there is none.
     pub(super) fn answer(shown: Option<&Self>, key: u32, nics: &Nics) -> Vec<u8> {
-        let served = |entry: &&Entry| entry.region.rkey == key && entry.served == Served::Whole;
+        let served =
+            |entry: &&Entry| entry.region.rkey == key && entry.pinned.served == Served::Whole;
         let entry = shown.and_then(|regions| regions.entries.iter().find(served));
         let head = AnswerHeader {
             key,
-            shift: entry.map_or(Layout::SHIFT_MIN, |entry| entry.layout.shift),
-            chunks: entry.map_or(0, |entry| u32::try_from(entry.layout.chunks).unwrap_or(0)),
+            shift: entry.map_or(Layout::SHIFT_MIN, |entry| entry.pinned.layout.shift),
+            chunks: entry.map_or(0, |entry| u32::try_from(entry.pinned.layout.chunks).unwrap_or(0)),
             nics: u16::try_from(nics.devices.len()).unwrap_or(0),
-            far: entry.map_or(0, |entry| entry.near.far()),
+            far: entry.map_or(0, |entry| entry.pinned.near.far()),
             address: entry.map_or(0, |entry| entry.region.address),
             len: entry.map_or(0, |entry| entry.region.len),
         };
         let rkey = |part: &Option<MemoryRegion>| part.as_ref().map_or(0, MemoryRegion::rkey);
-        let keys = entry.into_iter().flat_map(|entry| entry.parts.iter().map(rkey));
+        let keys = entry.into_iter().flat_map(|entry| entry.pinned.parts.iter().map(rkey));
         let mut bytes = bytemuck::bytes_of(&head).to_vec();
         keys.for_each(|key| bytes.extend_from_slice(&key.to_le_bytes()));
         bytes

@@ -1,5 +1,5 @@
 //! What an engine asks about its own memory: to import it, to save blocks from it, to load blocks into
-//! it.
+//! it, to let peers read blocks where they lie, and to have those back.
 //!
 //! Memory and layout are named once. Afterwards a block is its number in a layout
 //! ([`BlockId`]), and no list of descriptors crosses the socket.
@@ -53,7 +53,7 @@ impl MemorySource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineEvent(pub [u8; 64]);
 
-/// One block of a save or a load.
+/// One block of a save, a load or a publication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MovedBlock {
     /// Its hash.
@@ -108,6 +108,30 @@ pub enum EngineRequest {
         layout: LayoutId,
         /// The blocks, root first, no two of one number.
         blocks: Vec<MovedBlock>,
+    },
+    /// Makes blocks visible where they lie: peers read them out of the engine's memory; answered by
+    /// [`super::Reply::Published`]. The engine has written them, or has recorded an event behind the work
+    /// that does, and leaves them alone until it has had them back by a `Withdraw`. A block that is here
+    /// already stays where it is, and this one is not published.
+    Publish {
+        /// The set of blocks that the hashes belong to.
+        namespace: Namespace,
+        /// Whether the engine pulled the bytes from another engine rather than computed them.
+        pulled: bool,
+        /// Where they lie.
+        layout: LayoutId,
+        /// What has to run before they may be read, where they may not be written yet.
+        event: Option<EngineEvent>,
+        /// The blocks, root first, no two of one number.
+        blocks: Vec<MovedBlock>,
+    },
+    /// Takes published blocks back; answered by [`super::Reply::Done`] with how many of them were
+    /// published, once nobody can read them any more.
+    Withdraw {
+        /// Where they lie.
+        layout: LayoutId,
+        /// Their numbers.
+        blocks: Vec<BlockId>,
     },
 }
 
@@ -189,7 +213,7 @@ pub enum EngineReply {
     },
     /// To `ImportLayout`.
     LayoutImported {
-        /// What saves and loads name.
+        /// What other requests name.
         layout: LayoutId,
         /// Logical bytes of one block.
         block_bytes: u32,

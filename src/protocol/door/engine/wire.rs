@@ -18,6 +18,8 @@ const IMPORT_MEMORY: u8 = 0x10;
 const IMPORT_LAYOUT: u8 = 0x11;
 const SAVE: u8 = 0x12;
 const LOAD: u8 = 0x13;
+const PUBLISH: u8 = 0x14;
+const WITHDRAW: u8 = 0x15;
 const MEMORY_IMPORTED: u8 = 0x90;
 const LAYOUT_IMPORTED: u8 = 0x91;
 const IMPORT_REFUSED: u8 = 0x92;
@@ -129,7 +131,7 @@ impl MovedWire {
     }
 }
 
-/// The event of a `Save`; all zero where there is none.
+/// The event of a `Save` or a `Publish`; all zero where there is none.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct EventWire {
@@ -165,6 +167,8 @@ impl EngineRequest {
             Self::ImportLayout { .. } => IMPORT_LAYOUT,
             Self::Save { .. } => SAVE,
             Self::Load { .. } => LOAD,
+            Self::Publish { .. } => PUBLISH,
+            Self::Withdraw { .. } => WITHDRAW,
         }
     }
 
@@ -179,7 +183,8 @@ impl EngineRequest {
                 writer.head(&U32::new(*blocks));
                 writer.list(tensors, limits::LAYOUT_TENSORS_MAX, TensorWire::new)
             }
-            Self::Save { namespace, pulled, layout, event, blocks } => {
+            Self::Save { namespace, pulled, layout, event, blocks }
+            | Self::Publish { namespace, pulled, layout, event, blocks } => {
                 writer.head(&flagged(namespace, *pulled));
                 writer.head(&U16::new(layout.0));
                 writer.head(&EventWire::new(*event));
@@ -189,6 +194,10 @@ impl EngineRequest {
                 writer.head(&AcquireWire::new(namespace, *source));
                 writer.head(&U16::new(layout.0));
                 writer.list(blocks, most, MovedWire::new)
+            }
+            Self::Withdraw { layout, blocks } => {
+                writer.head(&U16::new(layout.0));
+                writer.list(blocks, most, |block: &BlockId| U32::new(block.0))
             }
         }
     }
@@ -209,13 +218,15 @@ impl EngineRequest {
                     .list_of(limits::LAYOUT_TENSORS_MAX, |tensor: &TensorWire| Ok(tensor.get()))?;
                 Ok(Self::ImportLayout { blocks: blocks.get(), tensors })
             }),
-            SAVE => reader.head().and_then(|head: FlaggedWire| {
-                Ok(Self::Save {
-                    namespace: head.namespace.get()?,
-                    pulled: flag(head.flag, "pulled")?,
-                    layout: LayoutId(reader.head::<U16>()?.get()),
-                    event: reader.head::<EventWire>()?.get()?,
-                    blocks: reader.list_of(most, MovedWire::get)?,
+            SAVE | PUBLISH => reader.head().and_then(|head: FlaggedWire| {
+                let namespace = head.namespace.get()?;
+                let pulled = flag(head.flag, "pulled")?;
+                let layout = LayoutId(reader.head::<U16>()?.get());
+                let event = reader.head::<EventWire>()?.get()?;
+                let blocks = reader.list_of(most, MovedWire::get)?;
+                Ok(match kind {
+                    SAVE => Self::Save { namespace, pulled, layout, event, blocks },
+                    _ => Self::Publish { namespace, pulled, layout, event, blocks },
                 })
             }),
             LOAD => reader.head().and_then(|head: AcquireWire| {
@@ -225,6 +236,10 @@ impl EngineRequest {
                     layout: LayoutId(reader.head::<U16>()?.get()),
                     blocks: reader.list_of(most, MovedWire::get)?,
                 })
+            }),
+            WITHDRAW => reader.head().and_then(|layout: U16| {
+                let blocks = reader.list_of(most, |block: &U32| Ok(BlockId(block.get())))?;
+                Ok(Self::Withdraw { layout: LayoutId(layout.get()), blocks })
             }),
             _ => return None,
         };

@@ -1,0 +1,351 @@
+//! What one engine has published in place.
+//!
+//! Three locks. `state` says what is published, and is never held over a wait. `ways` is held by whoever
+//! registers memory or lets go of it, `withdrawing` by whoever takes blocks back, so that two of these
+//! never meet: who comes second finds what the first one has done. Nobody holds one of them while it
+//! waits for the other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::Open;
+use crate::fabric::Region;
+use crate::layout::{AllocationId, BlockId, Tensor};
+use crate::memory::Climb;
+use crate::node::Inner;
+use crate::node::residency::Admitted;
+use crate::node::transport::PeerAddress;
+use crate::protocol::door::{LayoutId, MovedBlock, PublishOutcome};
+use crate::protocol::{RegionEntry, TensorEntry};
+use crate::runtime::data::{DataHandle, Stopped};
+use crate::runtime::door::{Imported, InPlace};
+use crate::runtime::in_place::{NotRegistered, ServedLayout};
+use crate::sync::{Mutex, lock};
+use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentCause, ResidentId};
+
+/// How long one waits who finds the data thread's box of orders full.
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
+
+/// An engine, as the node knows what it published.
+#[derive(Debug, Default)]
+pub struct Engine {
+    state: Mutex<State>,
+    ways: tokio::sync::Mutex<Ways>,
+    withdrawing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Its connection has ended.
+    gone: bool,
+    layouts: BTreeMap<LayoutId, Published>,
+}
+
+/// A layout that is open, and the blocks that lie there for peers.
+#[derive(Debug)]
+struct Published {
+    pool: PoolId,
+    open: Arc<Open>,
+    blocks: BTreeMap<BlockId, (BlockKey, ResidentId)>,
+}
+
+/// Regions of an engine's allocations.
+#[derive(Debug, Default)]
+struct Ways(BTreeMap<AllocationId, (Region, Option<Climb>)>);
+
+/// A layout in which an engine may publish now.
+#[derive(Debug)]
+pub struct Opened {
+    engine: Arc<Engine>,
+    layout: LayoutId,
+    /// Blocks that the node had stored by then.
+    stored_before: u64,
+}
+
+impl State {
+    /// Why these blocks cannot be published.
+    fn conflict(&self, id: LayoutId, blocks: &[(BlockId, BlockKey)]) -> Option<String> {
+        let Published { open, blocks: published, .. } = self.layouts.get(&id)?;
+        let leaving = lock(&open.leaving);
+        blocks.iter().find_map(|(block, key)| match published.get(block) {
+            Some(_) if leaving.contains(block) => {
+                Some(format!("block {} is being withdrawn: publish it after that", block.0))
+            }
+            Some((other, _)) if other != key => Some(format!(
+                "block {} is published in place as {}: withdraw it before it becomes another one",
+                block.0, other.hash
+            )),
+            _ => None,
+        })
+    }
+}
+
+impl Engine {
+    pub(in crate::node) fn find(&self, id: LayoutId, blocks: &[MovedBlock]) -> Option<BlockId> {
+        let state = lock(&self.state);
+        let published = &state.layouts.get(&id)?.blocks;
+        blocks.iter().map(|moved| moved.block).find(|block| published.contains_key(block))
+    }
+
+    /// All that it has published.
+    fn published(&self) -> Vec<(LayoutId, Vec<BlockId>)> {
+        let state = lock(&self.state);
+        let blocks = |layout: &Published| layout.blocks.keys().copied().collect();
+        state.layouts.iter().map(|(id, layout)| (*id, blocks(layout))).collect()
+    }
+}
+
+/// A sentence for what could not be opened.
+fn refused(why: &dyn std::fmt::Display) -> String {
+    format!("peers cannot read this layout in place ({why}): save its blocks instead")
+}
+
+impl Inner {
+    pub(in crate::node) async fn open_in_place(
+        &self,
+        engine: Arc<Engine>,
+        (id, imported): (LayoutId, Arc<Imported>),
+        (namespace, blocks): (Namespace, Vec<MovedBlock>),
+    ) -> Result<Opened, String> {
+        if let Some(why) = self.in_place.never {
+            return Err(refused(&why));
+        }
+        let stored_before = self.residency.stored();
+        self.open_layout(&engine, id, imported).await?;
+        let namespace = namespace.id();
+        let key = |moved: &MovedBlock| BlockKey { namespace, hash: moved.hash };
+        let blocks: Vec<_> = blocks.iter().map(|moved| (moved.block, key(moved))).collect();
+        let conflict = lock(&engine.state).conflict(id, &blocks);
+        match conflict {
+            Some(why) => Err(why),
+            None => Ok(Opened { engine, layout: id, stored_before }),
+        }
+    }
+
+    /// Registers the memory of a layout and serves it, where that has not been done.
+    async fn open_layout(
+        &self,
+        engine: &Engine,
+        id: LayoutId,
+        imported: Arc<Imported>,
+    ) -> Result<(), String> {
+        let mut ways = engine.ways.lock().await;
+        {
+            let state = lock(&engine.state);
+            if state.gone {
+                return Err("the client is gone".to_owned());
+            }
+            if state.layouts.contains_key(&id) {
+                return Ok(());
+            }
+        }
+        let tensors = imported.layout.tensors();
+        let mut places: Vec<AllocationId> = tensors.iter().map(|it| it.allocation).collect();
+        places.sort_unstable();
+        places.dedup();
+        self.register(&mut ways, &places, &imported).await.map_err(|error| {
+            if let NotRegistered::NoWay(climb) = &error {
+                *lock(&self.in_place.refused) = Some(climb.clone());
+            }
+            refused(&error)
+        })?;
+        let known: Vec<_> = places.iter().filter_map(|place| ways.0.get(place)).collect();
+        let regions: Vec<_> = known.iter().map(|(region, _)| RegionEntry::from(region)).collect();
+        let climbs = known.iter().filter_map(|(_, climb)| climb.clone()).collect();
+        let tensor = |tensor: &Tensor| {
+            let place = places.binary_search(&tensor.allocation).unwrap_or_default();
+            let allocation = AllocationId(u16::try_from(place).unwrap_or(u16::MAX));
+            TensorEntry::from(&Tensor { allocation, ..*tensor })
+        };
+        let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
+        let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
+        let open = Arc::new(Open {
+            imported,
+            climbs,
+            published: AtomicU64::new(0),
+            leaving: Mutex::default(),
+        });
+        let (pool, number) = self
+            .in_place
+            .number(&open)
+            .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
+        let served = ServedLayout { pool, number, blocks, bytes, regions, tensors };
+        if let Err(stopped) = self.data.serve(served) {
+            self.in_place.free(pool);
+            return Err(refused(&stopped));
+        }
+        let published = Published { pool, open, blocks: BTreeMap::new() };
+        lock(&engine.state).layouts.insert(id, published);
+        Ok(())
+    }
+
+    /// Registers those of these allocations that are not.
+    async fn register(
+        &self,
+        ways: &mut Ways,
+        places: &[AllocationId],
+        imported: &Imported,
+    ) -> Result<(), NotRegistered> {
+        let new = places.iter().filter(|place| !ways.0.contains_key(place));
+        let memory = new.filter_map(|place| {
+            Some((*place, imported.memory.get(usize::from(place.0))?.registrable()))
+        });
+        let (new, memory): (Vec<_>, Vec<_>) = memory.unzip();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let registered = self.data.register(memory, self.in_place.rungs).await?;
+        ways.0.extend(new.into_iter().zip(registered));
+        Ok(())
+    }
+
+    pub(in crate::node) fn publish_opened(
+        &self,
+        opened: &Opened,
+        namespace: &Namespace,
+        blocks: &[InPlace],
+        pulled: bool,
+    ) -> Vec<PublishOutcome> {
+        let namespace = self.learn(namespace);
+        let mut state = lock(&opened.engine.state);
+        let layout = match &mut *state {
+            State { gone: true, .. } => None,
+            State { layouts, .. } => layouts.get_mut(&opened.layout),
+        };
+        let Some(layout) = layout else { return vec![PublishOutcome::Refused; blocks.len()] };
+        let publish = |block: &InPlace| {
+            let key = BlockKey { namespace, hash: block.hash };
+            self.publish_in(layout, (key, block), (opened.stored_before, pulled))
+        };
+        // Leaf first, so that the root of a prefix is the newest.
+        let mut outcomes: Vec<_> = blocks.iter().rev().map(publish).collect();
+        outcomes.reverse();
+        outcomes
+    }
+
+    fn publish_in(
+        &self,
+        layout: &mut Published,
+        (key, block): (BlockKey, &InPlace),
+        (stored_before, pulled): (u64, bool),
+    ) -> PublishOutcome {
+        // The entry of one that leaves is there until it has left.
+        if lock(&layout.open.leaving).contains(&block.block)
+            || layout.blocks.get(&block.block).is_some_and(|(other, _)| *other != key)
+        {
+            return PublishOutcome::Refused;
+        }
+        let len = layout.open.imported.layout.block_bytes();
+        let extent = Extent { pool: layout.pool, offset: block.block.0.into(), len };
+        match self.residency.admit_in_place(key, extent, block.checksum) {
+            Admitted::Stored(found) => {
+                layout.blocks.insert(block.block, (key, found.id));
+                layout.open.published.fetch_add(1, Ordering::Relaxed);
+                PublishOutcome::Stored
+            }
+            Admitted::Full => PublishOutcome::Refused,
+            Admitted::AlreadyResident(found) => {
+                let cause = self.cause(&found, stored_before, pulled);
+                self.residency.store.already_resident(&key, cause);
+                PublishOutcome::AlreadyResident(cause)
+            }
+        }
+    }
+
+    /// Takes blocks back; how many of them were published. Done when nobody can read them any more.
+    pub(in crate::node) async fn withdraw_from(
+        &self,
+        engine: &Engine,
+        named: &[(LayoutId, Vec<BlockId>)],
+    ) -> u32 {
+        let _alone = engine.withdrawing.lock().await;
+        let mut found: Vec<(LayoutId, BlockId, ResidentId)> = Vec::new();
+        {
+            let state = lock(&engine.state);
+            for (id, blocks) in named {
+                let Some(layout) = state.layouts.get(id) else { continue };
+                // Before they are withdrawn: whoever comes now does not keep them from going.
+                let mut leaving = lock(&layout.open.leaving);
+                for block in blocks {
+                    if let Some((_key, resident)) = layout.blocks.get(block) {
+                        leaving.insert(*block);
+                        found.push((*id, *block, *resident));
+                    }
+                }
+            }
+        }
+        if found.is_empty() {
+            return 0;
+        }
+        let residents: Vec<ResidentId> = found.iter().map(|(.., resident)| *resident).collect();
+        self.surely(|data| data.withdraw(residents.clone())).await;
+        let mut count = 0;
+        {
+            let mut state = lock(&engine.state);
+            for (id, block, ..) in &found {
+                let Some(layout) = state.layouts.get_mut(id) else { continue };
+                lock(&layout.open.leaving).remove(block);
+                // One that was named twice is counted once.
+                if layout.blocks.remove(block).is_some() {
+                    layout.open.published.fetch_sub(1, Ordering::Relaxed);
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
+    /// Has the data thread do what must not stay undone, once it has room for the order. Without the
+    /// thread a node serves nobody.
+    async fn surely<'a, A>(&'a self, order: impl Fn(&'a DataHandle<PeerAddress>) -> A)
+    where
+        A: Future<Output = Result<(), Stopped>>,
+    {
+        while order(&self.data).await.is_err() && self.data.is_alive() {
+            tokio::time::sleep(ROOM_PAUSE).await;
+        }
+    }
+
+    /// Takes back all that an engine has published, and lets go of its memory.
+    pub(in crate::node) async fn clear(&self, engine: &Engine) {
+        self.withdraw_from(engine, &engine.published()).await;
+        let mut ways = engine.ways.lock().await;
+        let layouts = std::mem::take(&mut lock(&engine.state).layouts);
+        let pools: Vec<PoolId> = layouts.values().map(|layout| layout.pool).collect();
+        let regions: Vec<_> = ways.0.values().map(|(region, _)| region.id).collect();
+        ways.0.clear();
+        if !regions.is_empty() {
+            self.surely(|data| data.let_go(pools.clone(), regions.clone())).await;
+        }
+        pools.iter().for_each(|pool| self.in_place.free(*pool));
+    }
+
+    /// Nothing more of this engine is published from here on, and what is will be taken back.
+    pub(in crate::node) fn end_of(self: Arc<Self>, engine: Arc<Engine>) {
+        let mut state = lock(&engine.state);
+        state.gone = true;
+        drop(state);
+        // Outside a runtime the node is ending, and its fabric with it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { self.clear(&engine).await });
+        }
+    }
+
+    /// Why a block was here already.
+    pub(in crate::node) fn cause(
+        &self,
+        found: &crate::store::Found,
+        stored_before: u64,
+        pulled: bool,
+    ) -> ResidentCause {
+        if pulled {
+            ResidentCause::PeerFetch
+        } else if self.residency.came_after(found, stored_before) {
+            ResidentCause::DuplicateSave
+        } else {
+            ResidentCause::PartialHit
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Blocks of local engines that peers read where they lie.
+//!
+//! A layout that an engine publishes in has a number of the node's own, which stands for it in extents
+//! ([`PoolId::of_layout`]), and one that peers are told, which no other layout ever has. Its memory is
+//! registered with the fabric when the first block is published, once for each allocation.
+//!
+//! What an engine published is taken back in one order, whether it asks for that or its connection has
+//! ended, by whatever: blocks are withdrawn, which ends when no peer and no local reader can have them
+//! any more; then the layout is forgotten and its regions are let go; then its number is free; and only
+//! then the memory goes. Nothing of that needs the engine.
+//!
+//! Local readers, which cannot look into an engine's memory, get copies ([`copies`]).
+
+mod copies;
+mod engine;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::layout::BlockId;
+use crate::memory::{Climb, GpuDirect, Rung};
+use crate::node::options::NodeOptions;
+use crate::protocol::door::stat::{GpuWayRefused, InPlaceStat, LayoutStat};
+use crate::runtime::door::Imported;
+use crate::sync::{Mutex, lock};
+use crate::types::{Extent, MemoryKind, PoolId};
+
+pub(super) use copies::Copies;
+pub use engine::{Engine, Opened};
+
+/// A layout that blocks are published in.
+#[derive(Debug)]
+struct Open {
+    imported: Arc<Imported>,
+    /// How its memory came to be registered, where that is another driver's.
+    climbs: Vec<Climb>,
+    /// Residents that lie in it.
+    published: AtomicU64,
+    /// Blocks that are being taken back: no local reader comes any more.
+    leaving: Mutex<BTreeSet<BlockId>>,
+}
+
+/// All layouts of local engines that peers may read.
+#[derive(Debug)]
+pub(super) struct Layouts {
+    open: Mutex<BTreeMap<PoolId, Arc<Open>>>,
+    /// What peers are told of the next one.
+    next: AtomicU32,
+    /// The ways into other drivers' memory that may be taken.
+    rungs: &'static [Rung],
+    /// Why none can be read in place.
+    never: Option<&'static str>,
+    /// Why the last one that could not be opened was refused.
+    refused: Mutex<Option<Climb>>,
+}
+
+impl Layouts {
+    pub(super) fn new(options: &NodeOptions) -> Self {
+        // Where the node has a GPU of its own it was told which ways to take.
+        let direct = options.gpu.map_or(GpuDirect::Auto, |gpu| gpu.direct);
+        let never = "leases have keys of their own on this node (--lease-windows), and a block in \
+                     pieces cannot have one";
+        Self {
+            open: Mutex::default(),
+            next: AtomicU32::new(0),
+            rungs: direct.direct(),
+            never: options.lease_windows.then_some(never),
+            refused: Mutex::default(),
+        }
+    }
+
+    /// A number for a layout; `None` where all are taken.
+    fn number(&self, open: &Arc<Open>) -> Option<(PoolId, u32)> {
+        let mut all = lock(&self.open);
+        let mut numbers = (0..PoolId::LAYOUTS_MAX).map_while(PoolId::of_layout);
+        let pool = numbers.find(|pool| !all.contains_key(pool))?;
+        all.insert(pool, Arc::clone(open));
+        // Relaxed: it only has to be another one each time.
+        Some((pool, self.next.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Nothing of the last use of this number is left.
+    fn free(&self, pool: PoolId) {
+        lock(&self.open).remove(&pool);
+    }
+
+    fn find(&self, pool: PoolId) -> Option<Arc<Open>> {
+        lock(&self.open).get(&pool).cloned()
+    }
+
+    /// Whether a resident is being taken back.
+    pub(super) fn is_leaving(&self, extent: &Extent) -> bool {
+        if extent.pool.kind() != MemoryKind::Engine {
+            return false;
+        }
+        let block = BlockId(u32::try_from(extent.offset).unwrap_or(u32::MAX));
+        self.find(extent.pool).is_none_or(|open| lock(&open.leaving).contains(&block))
+    }
+
+    /// What is told of them.
+    pub(super) fn stat(&self) -> InPlaceStat {
+        let layout = |(pool, open): (&PoolId, &Arc<Open>)| {
+            let blocks = open.published.load(Ordering::Relaxed);
+            let bytes = blocks * u64::from(open.imported.layout.block_bytes());
+            let nics = open.climbs.iter().flat_map(Climb::ways);
+            let refused = open.climbs.iter().flat_map(|climb| &climb.refused);
+            LayoutStat {
+                pool: pool.0,
+                blocks,
+                bytes,
+                nics: nics.collect(),
+                refused: refused.map(GpuWayRefused::from).collect(),
+            }
+        };
+        let layouts: Vec<LayoutStat> = lock(&self.open).iter().map(layout).collect();
+        let refused = lock(&self.refused);
+        let refused = refused.iter().flat_map(|climb| &climb.refused);
+        InPlaceStat {
+            blocks: layouts.iter().map(|layout| layout.blocks).sum(),
+            bytes: layouts.iter().map(|layout| layout.bytes).sum(),
+            layouts,
+            refused: refused.map(GpuWayRefused::from).collect(),
+        }
+    }
+}

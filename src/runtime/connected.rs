@@ -1,0 +1,55 @@
+//! What the data thread tells of its peers.
+
+use super::data::DataThread;
+use super::in_place::InPlace;
+use crate::fabric::Rail;
+use crate::health::Entry;
+use crate::memory::ForeignFabric;
+use crate::peer::LeaseUsage;
+use crate::types::{NodeId, RequesterId, Timestamp};
+
+/// A node that is connected and authenticated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectedPeer {
+    /// Who.
+    pub node: NodeId,
+    /// Its identity as a reader.
+    pub requester: RequesterId,
+    /// The transport of its connection.
+    pub transport: &'static str,
+    /// The pairs of NICs that it goes over.
+    pub rails: Vec<Rail>,
+}
+
+/// What peers look like now.
+#[derive(Debug, Clone, Default)]
+pub struct PeerSnapshot {
+    /// Connected and authenticated nodes.
+    pub connected: Vec<ConnectedPeer>,
+    /// What each requester holds.
+    pub leases: Vec<LeaseUsage>,
+    /// The health of peers, paths and this node's NICs.
+    pub health: Vec<Entry>,
+    /// When this was so.
+    pub at: Timestamp,
+}
+
+impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
+    pub(super) fn snapshot(&self, now: Timestamp) -> PeerSnapshot {
+        PeerSnapshot {
+            connected: self.connected().collect(),
+            leases: self.peers.lease_usage().collect(),
+            health: self.peers.health(now).collect(),
+            at: now,
+        }
+    }
+
+    fn connected(&self) -> impl Iterator<Item = ConnectedPeer> + '_ {
+        self.peers.connected().filter_map(|(node, requester)| {
+            let connection = self.peers.up_to(node)?;
+            let transport = self.fabric.transport(connection);
+            let rails = self.fabric.rails(connection);
+            Some(ConnectedPeer { node, requester, transport, rails })
+        })
+    }
+}

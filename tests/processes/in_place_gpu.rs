@@ -1,0 +1,171 @@
+//! Blocks that peers read out of the GPU memory where an engine has them. The driver is a stand-in over
+//! host memory, `ffi/cuda_standin.c`, whose pointers a NIC can be let register: no GPU has part in this.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use kvrail::client::{Client, ClientError};
+use kvrail::cuda::{Event, Stream};
+use kvrail::protocol::door::{EngineEvent, PublishOutcome, Source};
+
+use crate::cuda_standin::StandIn;
+use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first};
+use crate::engine_memory::{at, blocks, by_layers};
+use crate::support::{
+    Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id, read,
+    test_process, transport, until,
+};
+
+/// Nodes whose peers on the same host come over the network: GPU memory cannot be mapped.
+const APART: [&str; 1] = ["--no-shm"];
+
+#[test]
+fn gpu_memory_that_no_card_reaches_is_not_published_and_the_sentence_says_why() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let node = cluster.node("node", registry.addresses().unwrap().listen, &APART).unwrap();
+    let client = node.client().unwrap();
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let blocks = blocks("out of reach");
+    let moved = at(&blocks, |at| at);
+    engine.fill_all(&blocks, &moved);
+    let said = match engine.imported.publish(&namespace(), &moved, false) {
+        Err(ClientError::Refused { sentence }) => sentence,
+        other => panic!("{other:?}"),
+    };
+    assert!(said.contains("save its blocks instead"), "{said}");
+    let stat = client.stat().unwrap().in_place;
+    if transport() == "verbs" {
+        assert!(said.contains("ibv_reg_mr") && said.contains("(errno 14)"), "{said}");
+        let refused: Vec<&str> = stat.refused.iter().map(|one| one.rung.as_str()).collect();
+        assert!(refused.contains(&"dma-buf") && refused.contains(&"peermem"), "{stat:?}");
+    } else {
+        assert!(said.contains("no RDMA device is in use"), "{said}");
+    }
+    assert_eq!((stat.blocks, stat.layouts.len()), (0, 0));
+    let saved = engine.imported.save(&namespace(), &moved, false).unwrap();
+    assert_eq!(saved, vec![PublishOutcome::Stored; blocks.len()]);
+    assert_at_rest("node", &client);
+}
+
+#[test]
+fn peers_read_gpu_memory_where_it_lies_behind_the_engines_event() {
+    let Some(standin) = StandIn::new() else { return };
+    if transport() != "verbs" {
+        return;
+    }
+    standin.control("set registrable 1");
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let (holder, reader) = (
+        cluster.node("holder", address, &APART).unwrap(),
+        cluster.node("reader", address, &APART).unwrap(),
+    );
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    for (by, name) in [(By::Handle, "by handle"), (By::Descriptor, "by descriptor")] {
+        let client = holder.client().unwrap();
+        let engine = Engine::new(&client, &gpu, (by, &by_layers()));
+        let blocks = blocks(name);
+        let moved = at(&blocks, |at| at);
+        engine.fill_all(&blocks, &moved);
+        let bound = gpu.context.bind().unwrap();
+        let event = Event::for_other_processes(&bound).unwrap();
+        standin.log();
+        event.record(&bound, &Stream::new(&bound).unwrap()).unwrap();
+        let handle = EngineEvent(event.ipc_handle(&bound).unwrap().0);
+        let published = engine.imported.publish_after(Some(handle), &namespace(), &moved, false);
+        assert_eq!(published.unwrap(), vec![PublishOutcome::Stored; blocks.len()]);
+        let log = standin.logged();
+        let waited = first(&log, "ran cuStreamWaitEvent").expect("the node waits for the event");
+        let copied = first(&log, "ran cuMemcpy2DAsync_v2").expect("it sums the blocks up");
+        assert!(waited < copied, "{log:?}");
+        assert!(client.flush(PATIENCE).unwrap());
+        let stat = client.stat().unwrap().in_place;
+        assert_eq!((stat.blocks, stat.layouts.len()), (blocks.len() as u64, 1));
+        let rungs: Vec<&str> =
+            stat.layouts.iter().flat_map(|it| &it.nics).map(|nic| nic.rung.as_str()).collect();
+        let direct = !rungs.is_empty() && rungs.iter().all(|rung| *rung == "peermem");
+        assert!(direct, "{stat:?}");
+        standin.log();
+        let from = Source::From(node_id(&at_holder));
+        assert_eq!(read(&at_reader, &blocks, from), Counts::all_ready(blocks.len()));
+        let log = standin.logged();
+        assert!(log.iter().all(|line| !line.contains("cuMemcpy")), "the card reads it: {log:?}");
+        assert_rank(&at_holder, &blocks, 2);
+        // A local reader has no card: it gets copies.
+        assert_eq!(read(&at_holder, &blocks, Source::Here), Counts::all_ready(blocks.len()));
+        let numbers: Vec<_> = moved.iter().map(|moved| moved.block).collect();
+        assert_eq!(engine.imported.withdraw(&numbers[..8]).unwrap(), 8);
+        drop(client);
+        until("the rest is taken back", || {
+            let stat = at_holder.stat().unwrap().in_place;
+            (stat.blocks, stat.layouts.len()) == (0, 0)
+        });
+        until("its memory is closed", || device_memory(&holder) == 0);
+    }
+    assert_at_rest("holder", &at_holder);
+    assert_at_rest("reader", &at_reader);
+}
+
+/// What a child process is told: the node's door, and the driver.
+const DOOR: &str = "KVRAIL_TEST_GPU_IN_PLACE_DOOR";
+const LIBRARY: &str = "KVRAIL_TEST_GPU_IN_PLACE_LIBRARY";
+
+/// No test of its own: what the child of the test below runs.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the parent says by variables what a child is to do")]
+fn an_engine_for_ever() {
+    let (Some(door), Some(library)) = (std::env::var_os(DOOR), std::env::var_os(LIBRARY)) else {
+        return;
+    };
+    let client = Client::connect(Path::new(&door)).unwrap();
+    let gpu = Gpu::new(library);
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let kept = blocks("kept");
+    let moved = at(&kept, |at| at);
+    engine.fill_all(&kept, &moved);
+    loop {
+        engine.imported.publish(&namespace(), &moved, false).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_engines_gpu_memory_is_closed_once_no_card_reads_it() {
+    let Some(standin) = StandIn::new() else { return };
+    if transport() != "verbs" {
+        return;
+    }
+    standin.control("set registrable 1");
+    let cluster = cluster(&standin);
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let (holder, reader) = (
+        cluster.node("holder", address, &APART).unwrap(),
+        cluster.node("reader", address, &APART).unwrap(),
+    );
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let door: PathBuf = holder.addresses().unwrap().socket.clone().unwrap();
+    let library = standin.library();
+    let told: [(&str, &OsStr); 2] = [(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
+    let kept = blocks("kept");
+    let from = Source::From(node_id(&at_holder));
+    let mut engine = test_process("in_place_gpu::an_engine_for_ever", &told);
+    until("it has published", || at_holder.stat().unwrap().in_place.blocks == 16);
+    assert!(at_holder.flush(PATIENCE).unwrap());
+    let counts = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&at_reader, &kept, from));
+        until("it lends, or has lent", || is_lending(&at_holder) || reading.is_finished());
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+        reading.join().unwrap()
+    });
+    assert_eq!(counts.ready + counts.failed + counts.not_found, kept.len(), "{counts:?}");
+    until("all of it is taken back", || at_holder.stat().unwrap().in_place.layouts.is_empty());
+    until("its memory is closed", || device_memory(&holder) == 0);
+    assert_at_rest("holder", &at_holder);
+    assert_at_rest("reader", &at_reader);
+}
