@@ -4,7 +4,6 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Child;
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ use crate::engine_memory::{
 };
 use crate::support::{
     BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
-    read, save, test_process, until,
+    read, save, test_process, until, write_script,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -35,8 +34,7 @@ pub(crate) fn cluster(standin: &StandIn) -> Cluster {
     let directory = library.parent().unwrap();
     let script = directory.join("kvrail");
     let text = format!("#!/bin/sh\nLD_LIBRARY_PATH={} exec {BINARY} \"$@\"\n", directory.display());
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&script, &text);
     Cluster::new(script).unwrap()
 }
 

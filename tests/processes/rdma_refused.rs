@@ -6,7 +6,9 @@ use std::process::{Command, Output};
 use kvrail::protocol::door::Source;
 use serde_json::Value;
 
-use crate::support::{BINARY, Blocks, Counts, assert_at_rest_over, read, save, transport};
+use crate::support::{
+    BINARY, Blocks, Counts, assert_at_rest_over, read, save, transport, write_script,
+};
 
 /// The limit that many distributions and container runtimes give by default.
 const MEMLOCK: &str = "65536";
@@ -92,15 +94,13 @@ fn left_to_choose_nodes_fall_back_to_tcp_and_say_why() {
 
 /// A directory with a `kvrail` that runs the real one under the limit.
 fn confined_program() -> tempfile::TempDir {
-    use std::os::unix::fs::PermissionsExt as _;
     let directory = tempfile::TempDir::with_prefix("kvrail-test-").unwrap();
     let path = directory.path().join("kvrail");
     let command = CONFINED.join(" ");
     let script = format!(
         "#!/bin/sh\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\nexec {command} --memlock={MEMLOCK} {BINARY} \"$@\"\n"
     );
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&path, &script);
     directory
 }
 

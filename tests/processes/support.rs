@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -71,6 +72,18 @@ pub(crate) fn test_process(name: &str, variables: &[(&str, &OsStr)]) -> Child {
         .stderr(Stdio::null())
         .spawn()
         .unwrap()
+}
+
+/// Writes a program for a shell. A process of its own does so: were the file open for writing here, a
+/// child that another test starts meanwhile would have it open, too, and nobody could run it yet.
+pub(crate) fn write_script(path: &Path, text: &str) {
+    let written = Command::new("sh")
+        .args(["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""])
+        .arg(path)
+        .arg(text)
+        .status()
+        .unwrap();
+    assert!(written.success(), "{written}");
 }
 
 /// An empty cluster of the binary under test.
