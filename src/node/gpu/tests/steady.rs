@@ -42,7 +42,10 @@ fn pass(scene: &mut Scene, number: u8, (out, asked): (&mut Vec<Memory>, &mut Ask
     let published =
         asked.by(|| scene.landing.publish(key(number), memory, sum, EvictionRank::FIRST));
     let Published::Stored(found) = published else { panic!("{published:?}") };
-    asked.until(|| scene.landing.prepare(&found));
+    asked.until(|| {
+        scene.landing.look_again();
+        scene.landing.prepare(&found)
+    });
     assert!(asked.by(|| scene.landing.remote(&found.payload.extent)).is_some());
     assert_eq!(asked.by(|| scene.landing.pause_ms()), 0);
     asked.by(|| scene.residency.store.unpin(found.id)).unwrap();
