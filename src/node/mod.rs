@@ -166,14 +166,9 @@ impl Node {
         let chosen = Chosen::new(&options, served)?;
         let listen = chosen.local_addr().unwrap_or(options.listen);
         let address = options.advertise.clone().unwrap_or_else(|| listen.to_string());
-        let requester = match options.requester {
-            Some(requester) => requester,
-            None => address.parse().map_err(NodeError::Requester)?,
-        };
-        let node = match options.node {
-            Some(node) => node,
-            None => NodeId(random()?),
-        };
+        let requester = options.requester.map_or_else(|| address.parse(), Ok);
+        let requester = requester.map_err(NodeError::Requester)?;
+        let node = options.node.map_or_else(|| random().map(NodeId), Ok)?;
         let identity = NodeIdentity { node, epoch: clock.epoch(), address };
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
