@@ -158,7 +158,6 @@ impl Node {
         // First, so that a second node at the same place takes no memory.
         let door = Door::bind(&options.socket, options.socket_mode)?;
         let (residency, gpu) = residency(&options, clock, Arc::clone(&sink))?;
-        let residency = Arc::new(residency);
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
         let served = served(&options, &residency)?;
         let memory = gpu.as_ref().map(Gpu::memory);
@@ -273,7 +272,7 @@ fn residency(
     options: &NodeOptions,
     clock: Clock,
     sink: Arc<dyn EventSink>,
-) -> Result<(Residency, Option<Gpu>), NodeError> {
+) -> Result<(Arc<Residency>, Option<Gpu>), NodeError> {
     check_room(&options.pools)?;
     let pools = options.pools.iter().map(HostPool::create).collect::<Result<Vec<_>, _>>()?;
     let config = StoreConfig { capacity: options.capacity, policy: options.policy };
@@ -285,7 +284,8 @@ fn residency(
     let gpu = options.gpu.as_ref().map(|gpu| Gpu::open(gpu, driver, &pools)).transpose()?;
     let device = gpu.as_ref().map(|gpu| DevicePool::new(gpu.pool()));
     let pools = (pools, device);
-    Ok((Residency::new(store, pools, options.watermarks, clock, sink), gpu))
+    let residency = Residency::new(store, pools, options.watermarks, clock, sink);
+    Ok((Arc::new(residency), gpu))
 }
 
 /// How this node introduces itself; its regions are added as they are registered.
