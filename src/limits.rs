@@ -75,8 +75,12 @@ pub const STREAMS_MAX: usize = 16;
 /// Connections of one node, to and from peers, admitted or not. One more is closed at once.
 pub const CONNECTIONS_MAX: usize = 1024;
 
-/// Connections that have not finished their handshake; one more is closed at once.
+/// Connections that have not finished their handshake. One more ends the oldest that has said nothing yet,
+/// and is closed itself where all have.
 pub const HANDSHAKES_MAX: usize = 64;
+
+/// Longest wait for a name server that is asked where a peer is: a reader has other owners to ask.
+pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time in which an accepted connection must finish its handshake, and a trickling message arrive.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -37,8 +37,30 @@ fn wrong_arguments_are_refused_in_one_sentence() {
 fn variables_are_read_and_named() {
     refused(&["serve"], &[("KVRAIL_POOL", "lots")], "KVRAIL_POOL");
     refused(&["registry"], &[("KVRAIL_NODE_LEASE", "0s")], "KVRAIL_NODE_LEASE");
+    let truth = [("KVRAIL_POOL", "1MiB"), ("KVRAIL_LOCK", "yes")];
+    refused(&["serve"], &truth, "[possible values: true, false]");
     let contradiction = [("KVRAIL_POOL", "1MiB"), ("KVRAIL_LEASE_MARGIN", "9s")];
     refused(&["serve"], &contradiction, "--lease-ttl and --lease-margin");
+}
+
+/// A full disk takes no sentence; the exit code tells all the same.
+#[test]
+fn an_exit_code_needs_no_standard_error() {
+    for (arguments, code) in [
+        (&["fly"][..], 2),
+        (&["serve"], 2),
+        (&["stat", "--socket", "/nowhere/node.sock"], 1),
+        (&["bench", "store", "--operations", "1"], 2),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("it is there");
+        let status = Command::new(env!("CARGO_BIN_EXE_kvrail"))
+            .args(arguments)
+            .env_clear()
+            .stderr(full)
+            .status()
+            .expect("the command starts");
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
 }
 
 #[test]
@@ -50,6 +72,11 @@ fn help_and_version_are_no_errors() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty() && !output.stdout.is_empty());
     }
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("it is there");
+    let mut untold = Command::new(env!("CARGO_BIN_EXE_kvrail"));
+    let untold = untold.arg("--help").stdout(full).output().expect("the command starts");
+    assert_eq!(untold.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&untold.stderr).starts_with("kvrail: cannot write the output"));
     let nothing = kvrail(&[], &[]);
     assert_eq!(nothing.status.code(), Some(2));
 }

@@ -7,6 +7,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -54,7 +55,12 @@ impl Cluster {
     /// [`CliError::Failed`] where no temporary directory can be made.
     pub fn new(binary: impl Into<PathBuf>) -> Result<Self, CliError> {
         let directory = TempDir::with_prefix("kvrail-").map_err(|error| {
-            CliError::failed(format!("cannot make a temporary directory: {error}"))
+            let place = std::env::temp_dir();
+            let error = io::Error::from(error.kind());
+            CliError::failed(format!(
+                "cannot make a directory in {}: {error}; TMPDIR names another place",
+                place.display()
+            ))
         })?;
         Ok(Self { binary: binary.into(), directory })
     }

@@ -25,8 +25,8 @@ pub struct DoorArgs {
     /// The node's socket [default: $KVRAIL_SOCKET, $XDG_RUNTIME_DIR/kvrail.sock or /run/kvrail.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// How long to wait for the node without any progress
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    /// How long to wait for the node without any progress, such as 60s or 1500ms
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = config::duration)]
     pub timeout: Duration,
 }
 

@@ -347,7 +347,7 @@ fn stat_prints_the_state_in_both_forms() {
             .any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == words);
         assert!(found, "{words:?} is not in\n{table}");
     };
-    has("residents 2 blocks, 0 B, 0 pinned");
+    has("residents 2 blocks");
     has("rank blocks");
     has("1 2");
     has("3 1MiB 1.0 MiB 0 B");

@@ -121,7 +121,7 @@ pub(super) fn get(
         written(out.flush())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut target = Target::new(&args.output)?;
+    let mut target = Target::new(&args.output, "-o")?;
     let client = args.door.connect()?;
     restore.all(&client, &mut target)?;
     target.keep()?;
@@ -259,6 +259,12 @@ impl Restore<'_> {
                 Acquired::Failed => return Ok(Some(Stop::Failed)),
                 Acquired::NotFound if self.args.local => {
                     return Err(self.lacking("is not on this node: leave out --local to fetch it"));
+                }
+                Acquired::NotFound if self.args.from.is_some() => {
+                    return Err(self.lacking(
+                        "is not here, and no node of the id that --from gives has it and can be \
+                         reached",
+                    ));
                 }
                 Acquired::NotFound => {
                     return Err(self.lacking(

@@ -26,14 +26,15 @@ mod tests;
 
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-pub use process::{Ready, announce_ready, end_with_parent, start_logging};
+pub use process::{Ready, ReadyFile, announce_ready, end_with_parent, start_logging};
 
-use crate::config::{ConfigError, RegistrySettings, ServeSettings};
+use crate::config::{ConfigError, RegistrySettings, ServeSettings, sentence};
 
 /// Exit code of what the caller can correct.
 const USAGE: u8 = 2;
@@ -130,45 +131,59 @@ fn dispatch(command: Command) -> Result<ExitCode, CliError> {
     }
 }
 
+/// The command line, where a number below zero is a value that is out of range and no unknown flag.
+fn command() -> clap::Command {
+    fn with_negative(command: clap::Command) -> clap::Command {
+        let args = |arg: clap::Arg| {
+            if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg }
+        };
+        command.mut_args(args).mut_subcommands(with_negative)
+    }
+    with_negative(Cli::command())
+}
+
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let mut matches = command.try_get_matches_from_mut(arguments)?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+}
+
 /// Runs `kvrail` with these arguments, the program's name first.
 #[must_use]
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let parsed = match Cli::try_parse_from(arguments) {
+    let parsed = match parse(arguments) {
         Ok(parsed) => parsed,
         Err(error) => return refuse(&error),
     };
-    dispatch(parsed.command).unwrap_or_else(|error| {
-        eprintln!("kvrail: {error}");
-        ExitCode::from(error.exit_code())
-    })
+    dispatch(parsed.command).unwrap_or_else(|error| ended_by(&error))
+}
+
+/// Says why a command ended, and gives its exit code.
+fn ended_by(error: &CliError) -> ExitCode {
+    say(error);
+    ExitCode::from(error.exit_code())
+}
+
+/// One line on standard error. Where that is a full disk or a pipe that nobody reads, the command goes on:
+/// its exit code tells the same.
+fn say(line: impl Display) {
+    writeln!(io::stderr(), "kvrail: {line}").ok();
 }
 
 /// Help and version where they were asked for, else what is wrong with the arguments.
 fn refuse(error: &clap::Error) -> ExitCode {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader that has gone away wants no help.
-            error.print().ok();
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match door::written(error.print()) {
+            Ok(_read_or_not) => ExitCode::SUCCESS,
+            Err(error) => ended_by(&error),
+        },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             error.print().ok();
             ExitCode::from(USAGE)
         }
         _ => {
-            eprintln!("kvrail: {}", sentence(&error.to_string()));
+            say(sentence(error));
             ExitCode::from(USAGE)
         }
     }
-}
-
-/// The first paragraph of clap's message on one line; usage and tips follow after it.
-fn sentence(message: &str) -> String {
-    let message = message.strip_prefix("error: ").unwrap_or(message);
-    message
-        .lines()
-        .take_while(|line| !line.trim().is_empty())
-        .map(str::trim)
-        .collect::<Vec<_>>()
-        .join(" ")
 }

@@ -1,6 +1,7 @@
 //! What every long-running command does around its work: logs, the ready file, the parent's death.
 
 use std::fmt::Display;
+use std::fs;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::CliError;
+use super::sink::hidden_in;
 use crate::config::ProcessConfig;
 use crate::runtime::deadline::Deadline;
 use crate::sys::process::{self, DeathSignal};
@@ -33,6 +35,8 @@ pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        // It would say on standard error that standard error takes nothing, and panic where that fails.
+        .log_internal_errors(false)
         .with_ansi(false)
         .try_init()
         .map_err(CliError::failed)
@@ -66,14 +70,34 @@ pub struct Ready {
     pub pid: u32,
 }
 
-/// Writes the ready file that the configuration names. Whoever waits for it sees all of it or no
+/// The ready file of a process that serves. Dropping it removes the file, unless that is another
+/// process's by now; only a kill leaves it behind.
+#[derive(Debug)]
+pub struct ReadyFile {
+    path: PathBuf,
+    line: String,
+}
+
+impl Drop for ReadyFile {
+    fn drop(&mut self) {
+        if fs::read(&self.path).is_ok_and(|found| found == self.line.as_bytes()) {
+            // One that cannot be removed names a process that has ended.
+            fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
+/// Writes the ready file that the configuration names, if any. Whoever waits for it sees all of it or no
 /// file: it is written beside its place and then moved there.
 ///
 /// # Errors
 /// [`CliError::Usage`] where the file cannot be written.
-pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliError> {
+pub fn announce_ready(
+    process: &ProcessConfig,
+    ready: &Ready,
+) -> Result<Option<ReadyFile>, CliError> {
     let Some(path) = &process.ready_file else {
-        return Ok(());
+        return Ok(None);
     };
     let refused = |error: &dyn Display| {
         CliError::usage(format!("--ready-file: {} cannot be written: {error}", path.display()))
@@ -82,13 +106,12 @@ pub fn announce_ready(process: &ProcessConfig, ready: &Ready) -> Result<(), CliE
         .parent()
         .filter(|directory| !directory.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    let line = serde_json::to_string(ready).map_err(|error| refused(&error))?;
-    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(|error| {
-        // The system's answer alone: the hidden file's name says nothing to anybody.
-        refused(&io::Error::from(error.kind()))
-    })?;
-    writeln!(file, "{line}").map_err(|error| refused(&error))?;
-    file.persist(path).map(drop).map_err(|error| refused(&error.error))
+    let mut line = serde_json::to_string(ready).map_err(|error| refused(&error))?;
+    line.push('\n');
+    let mut file = hidden_in(directory).map_err(|error| refused(&error))?;
+    file.write_all(line.as_bytes()).map_err(|error| refused(&error))?;
+    file.persist(path).map_err(|error| refused(&error.error))?;
+    Ok(Some(ReadyFile { path: path.clone(), line }))
 }
 
 /// The name of the threads on which everything runs that waits: the door, the registry's client, metrics.

@@ -33,7 +33,7 @@ pub struct PutArgs {
     /// The set of blocks to save into, such as a model's name with its layout
     #[arg(long, value_name = "NAME")]
     pub namespace: Namespace,
-    /// The size of a block; the last one may be shorter
+    /// The size of a block, 1 byte to 1GiB; the last one may be shorter
     #[arg(long, value_name = "SIZE", default_value = "2MiB")]
     pub block_size: Size,
     /// Return before the registry knows the blocks
@@ -130,10 +130,21 @@ fn open(path: &Path) -> Result<(File, u64), CliError> {
     Ok((file, bytes))
 }
 
-/// Refuses a file that the node's pools could not hold even if they were empty.
+/// Refuses a file that the node could not hold even if it were empty: its first blocks would be gone when
+/// its last ones are saved.
 fn check_room(client: &Client, block: u32, bytes: u64, path: &Path) -> Result<(), CliError> {
     let each = u64::from(block).min(bytes).next_multiple_of(limits::EXTENT_ALIGN);
     let blocks = bytes.div_ceil(u64::from(block));
+    // A node that does not say how many it takes says 0.
+    let most = client.stat()?.residents.capacity;
+    if most > 0 && blocks > most {
+        return Err(CliError::usage(format_args!(
+            "{} has {bytes} bytes, which is {blocks} blocks of {}, and the node holds {most} blocks at \
+             most: save it with a larger --block-size, or start the node with a larger --capacity",
+            path.display(),
+            Size(block.into()),
+        )));
+    }
     let room: u64 = client.pools().iter().map(|pool| pool.bytes() / each).sum();
     if blocks <= room {
         return Ok(());

@@ -55,7 +55,7 @@ async fn serve(config: RegistryConfig) -> Result<ExitCode, CliError> {
     let serving = until(stopped);
     let mut server = tokio::spawn(async move { server.serve(listener, serving).await });
     let ready = Ready { listen, socket: None, metrics, pid: std::process::id() };
-    announce_ready(&config.process, &ready)?;
+    let ready = announce_ready(&config.process, &ready)?;
     tracing::info!(%listen, ?metrics, "the registry serves");
     let outcome = stop
         .wait(async {
@@ -65,6 +65,7 @@ async fn serve(config: RegistryConfig) -> Result<ExitCode, CliError> {
             }
         })
         .await;
+    drop(ready);
     Stop::exit_on_second();
     stopping.send_replace(true);
     if !server.is_finished() {

@@ -59,7 +59,7 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
     let door = socket.display().to_string();
     let ready = Ready { listen, socket: Some(socket), metrics: metrics_address, pid };
     let outcome = match announce_ready(&process, &ready) {
-        Ok(()) => {
+        Ok(ready) => {
             tracing::info!(%listen, socket = door, metrics = ?metrics_address, "serving");
             if open {
                 tracing::warn!(
@@ -69,6 +69,7 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
                 );
             }
             let outcome = stop.wait(node.failed()).await;
+            drop(ready);
             tracing::info!("stopping; a second signal stops at once");
             outcome
         }

@@ -1,9 +1,9 @@
-//! Where a restored file goes: standard output, or a file that appears whole or not at all.
+//! Where a command's product goes: standard output, or a file that appears whole or not at all.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -26,65 +26,89 @@ enum Draft {
     Hidden(NamedTempFile),
 }
 
+impl Draft {
+    fn file(&self) -> &File {
+        match self {
+            Self::Nameless(file) => file,
+            Self::Hidden(file) => file.as_file(),
+        }
+    }
+}
+
 /// A file that has its name only once it is whole.
 #[derive(Debug)]
 pub(super) struct Target {
     draft: Draft,
     directory: PathBuf,
     path: PathBuf,
+    /// The flag that names it.
+    flag: &'static str,
 }
 
 impl Target {
-    /// Begins a file that is to be named `path`; one that has the name stays until then.
-    pub(super) fn new(path: &Path) -> Result<Self, CliError> {
+    /// Begins a file that is to be named `path`; one that has the name stays until then, and passes its
+    /// permissions on.
+    pub(super) fn new(path: &Path, flag: &'static str) -> Result<Self, CliError> {
         // A link is followed: what it points to is replaced, not the link.
         let path = std::fs::canonicalize(path).unwrap_or_else(|_new| path.to_owned());
-        let refuse = |why: &str| Err(CliError::usage(format_args!("{} {why}", path.display())));
-        if let Ok(found) = std::fs::metadata(&path) {
+        let refuse = |why: &str| {
+            let sentence = format!("{flag}: {} {why}", path.display());
+            Err(CliError::usage(sentence))
+        };
+        let old = std::fs::metadata(&path).ok();
+        if let Some(found) = &old {
             if found.is_dir() {
-                return refuse("is a directory: give -o a file");
+                return refuse("is a directory: name a file");
             }
             if !found.is_file() {
-                return refuse("is not a regular file: use `-o -` and redirect the output");
+                return refuse("is not a regular file: name one that is, or a new one");
             }
         }
         if path.file_name().is_none() {
-            return refuse("is no name of a file: give -o a file");
+            return refuse("is no name of a file: name one");
         }
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = parent.unwrap_or(Path::new(".")).to_owned();
         let draft = draft(&directory).map_err(|error| {
-            CliError::usage(format_args!("cannot write into {}: {error}", directory.display()))
+            let place = directory.display();
+            CliError::usage(format_args!("{flag}: cannot write into {place}: {error}"))
         })?;
-        Ok(Self { draft, directory, path })
+        let target = Self { draft, directory, path, flag };
+        if let Some(found) = old {
+            // What was for a few people's eyes stays so.
+            let kept = target.draft.file().set_permissions(found.permissions());
+            kept.map_err(|error| target.unwritten(&error))?;
+        }
+        Ok(target)
+    }
+
+    /// What to say of a write that failed.
+    pub(super) fn unwritten(&self, error: &io::Error) -> CliError {
+        unwritten(self.flag, &self.path, error)
     }
 
     /// Gives the file its name.
     pub(super) fn keep(self) -> Result<(), CliError> {
-        let Self { draft, directory, path } = self;
+        let Self { draft, directory, path, flag } = self;
         let kept = match draft {
             Draft::Hidden(file) => file.persist(&path).map(drop).map_err(|error| error.error),
             Draft::Nameless(file) => name(&file, &directory, &path),
         };
-        kept.map_err(|error| {
-            CliError::failed(format_args!("cannot write {}: {error}", path.display()))
-        })
+        kept.map_err(|error| unwritten(flag, &path, &error))
     }
+}
+
+fn unwritten(flag: &str, path: &Path, error: &io::Error) -> CliError {
+    CliError::failed(format_args!("{flag}: cannot write {}: {error}", path.display()))
 }
 
 impl Write for Target {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.draft {
-            Draft::Nameless(file) => file.write(bytes),
-            Draft::Hidden(file) => file.write(bytes),
-        }
+        self.draft.file().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match &mut self.draft {
-            Draft::Nameless(file) => file.flush(),
-            Draft::Hidden(file) => file.flush(),
-        }
+        self.draft.file().flush()
     }
 }
 
@@ -92,13 +116,21 @@ fn draft(directory: &Path) -> io::Result<Draft> {
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
     match rustix::fs::open(directory, flags, Mode::from_raw_mode(MODE)) {
         Ok(file) => Ok(Draft::Nameless(file.into())),
-        Err(_no_nameless_files) => hidden().tempfile_in(directory).map(Draft::Hidden),
+        Err(_no_nameless_files) => hidden_in(directory).map(Draft::Hidden),
     }
+}
+
+/// A file in the making with a hidden name, removed unless it gets another one.
+pub(super) fn hidden_in(directory: &Path) -> io::Result<NamedTempFile> {
+    // Made here and not by `tempfile`, whose errors tell the hidden name to people.
+    hidden().make_in(directory, |path| {
+        File::options().write(true).create_new(true).mode(MODE).open(path)
+    })
 }
 
 fn hidden() -> tempfile::Builder<'static, 'static> {
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".kvrail-").permissions(Permissions::from_mode(MODE));
+    builder.prefix(".kvrail-");
     builder
 }
 
@@ -114,6 +146,9 @@ fn name(file: &File, directory: &Path, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::runtime::door::stand_in::names;
 
@@ -121,19 +156,21 @@ mod tests {
     fn a_file_appears_whole_or_not_at_all() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("out");
-        let mut target = Target::new(&path).unwrap();
+        let mut target = Target::new(&path, "-o").unwrap();
         target.write_all(b"half").unwrap();
         assert!(!path.exists());
         drop(target);
         assert_eq!(names(directory.path()), [""; 0]);
 
         std::fs::write(&path, b"old").unwrap();
-        let mut target = Target::new(&path).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        let mut target = Target::new(&path, "-o").unwrap();
         target.write_all(b"whole").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
         target.keep().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"whole");
         assert_eq!(names(directory.path()), ["out"]);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
     }
 
     #[test]
@@ -142,7 +179,7 @@ mod tests {
         let (file, link) = (directory.path().join("file"), directory.path().join("link"));
         std::fs::write(&file, b"old").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        let mut target = Target::new(&link).unwrap();
+        let mut target = Target::new(&link, "-o").unwrap();
         target.write_all(b"new").unwrap();
         target.keep().unwrap();
         assert!(link.is_symlink());
@@ -154,8 +191,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let absent = directory.path().join("absent/out");
         for path in [directory.path(), Path::new("/dev/null"), &absent] {
-            let refused = Target::new(path).unwrap_err();
+            let refused = Target::new(path, "-o").unwrap_err();
             assert!(matches!(refused, CliError::Usage(_)), "{refused}");
+            // Nobody has heard of the hidden file.
+            assert!(!refused.to_string().contains(".kvrail-"), "{refused}");
         }
     }
 }

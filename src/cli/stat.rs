@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
+use comfy_table::Table;
 
 use super::CliError;
 use super::door::{DoorArgs, write_json, written};
@@ -80,6 +81,14 @@ fn gpu_rows(gpu: &GpuStat) -> Vec<[String; 2]> {
     [["gpu".to_owned(), line]].into_iter().chain(near).chain(refused).collect()
 }
 
+/// Whether peers on this host are reached over shared memory.
+fn shared_memory(why_not: &str) -> String {
+    if why_not.is_empty() {
+        return "with peers on this host".to_owned();
+    }
+    format!("none: {why_not}")
+}
+
 fn refused_row(refused: &GpuWayRefused) -> [String; 2] {
     let errno = refused.errno.map(|errno| format!(" (errno {errno})")).unwrap_or_default();
     let GpuWayRefused { nic, rung, call, why, .. } = refused;
@@ -107,8 +116,8 @@ fn in_place_rows(in_place: &InPlaceStat) -> Vec<[String; 2]> {
     rows
 }
 
-/// The state as a person reads it.
-fn text(report: &StatReport) -> String {
+/// The node itself, line by line.
+fn summary(report: &StatReport) -> Table {
     let node = &report.node;
     let residents = &report.residents;
     let registry = &report.registry;
@@ -117,17 +126,14 @@ fn text(report: &StatReport) -> String {
     summary.add_row(["address", &node.address]);
     summary.add_row(["requester", &node.requester]);
     summary.add_row(["transport", &node.transport]);
-    let shared = match node.no_shared_memory.as_str() {
-        "" => "with peers on this host".to_owned(),
-        why => format!("none: {why}"),
-    };
-    summary.add_row(["shared memory", &shared]);
+    summary.add_row(["shared memory", &shared_memory(&node.no_shared_memory)]);
     summary.add_row(["policy", &node.policy]);
     let age = format!("{} ms ago", node.heartbeat_age_ms);
     summary.add_row(["heartbeat", &age]);
     let held = format!(
-        "{} blocks, {}, {} pinned",
+        "{} blocks of at most {}, {}, {} pinned",
         residents.blocks,
+        residents.capacity,
         human(residents.bytes),
         residents.pinned
     );
@@ -137,12 +143,19 @@ fn text(report: &StatReport) -> String {
         registry.state, registry.endpoint, registry.pending
     );
     summary.add_row(["registry", &registry]);
-
+    if !report.registry.error.is_empty() {
+        summary.add_row(["", &report.registry.error]);
+    }
     for row in report.gpu.iter().flat_map(gpu_rows).chain(in_place_rows(&report.in_place)) {
         summary.add_row(row);
     }
+    summary
+}
+
+/// The state as a person reads it.
+fn text(report: &StatReport) -> String {
     let mut ranks = table(["rank", "blocks"], 0);
-    for (count, rank) in residents.ranks.iter().zip(1..) {
+    for (count, rank) in report.residents.ranks.iter().zip(1..) {
         if *count > 0 {
             ranks.add_row([format!("{rank}"), format!("{count}")]);
         }
@@ -175,7 +188,7 @@ fn text(report: &StatReport) -> String {
             rails.add_row([&peer.id, &rail.local, &rail.remote, &pairs, &rail.reason]);
         }
     }
-    [summary, ranks, pools, requesters, peers, rails]
+    [summary(report), ranks, pools, requesters, peers, rails]
         .iter()
         .filter(|table| !table.is_empty())
         .map(|table| format!("{}\n", table.trim_fmt()))

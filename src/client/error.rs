@@ -26,7 +26,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The path does not fit a socket address, or names something that is no socket.
-    #[error("{} is no socket of a kvrail node", path.display())]
+    #[error("{} is no socket of a kvrail node: give the path that the node serves at, of at most 107 bytes", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,

@@ -36,12 +36,19 @@ pub(super) fn resolve(settings: &ServeSettings) -> Result<Option<GpuConfig>, Con
             None => Ok(None),
         };
     };
-    let Some(Size(pool)) = settings.gpu_pool.filter(|size| size.0 >= PoolSpec::BYTES_MIN) else {
+    let Some(Size(pool)) = settings.gpu_pool else {
         return Err(ConfigError::Missing {
             setting: "--gpu-pool",
-            reason: "with --gpu it says how much of its memory is taken, at least 64KiB, such as 8GiB",
+            reason: "with --gpu it says how much of its memory is taken, such as 8GiB",
         });
     };
+    let least = |setting: &str, bytes: u64| {
+        (bytes >= PoolSpec::BYTES_MIN).then_some(()).ok_or_else(|| ConfigError::Value {
+            origin: setting.to_owned(),
+            reason: format!("it takes at least {}, got {}", Size(PoolSpec::BYTES_MIN), Size(bytes)),
+        })
+    };
+    least("--gpu-pool", pool)?;
     let direct = settings.gpu_direct.unwrap_or_default();
     let transport = settings.transport.unwrap_or_default();
     if direct == GpuDirect::Require
@@ -57,11 +64,6 @@ pub(super) fn resolve(settings: &ServeSettings) -> Result<Option<GpuConfig>, Con
         });
     }
     let staging = settings.gpu_staging.map_or(64 << 20, |size| size.0);
-    if staging < PoolSpec::BYTES_MIN {
-        return Err(ConfigError::Value {
-            origin: "--gpu-staging".to_owned(),
-            reason: format!("staging memory has at least {}", Size(PoolSpec::BYTES_MIN)),
-        });
-    }
+    least("--gpu-staging", staging)?;
     Ok(Some(GpuConfig { ordinal, pool, direct, staging }))
 }

@@ -6,11 +6,17 @@
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use clap::error::ErrorKind;
 use clap::{Args, Command};
 
 use super::ConfigError;
+
+/// Longest file that a setting may name, bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The variables that configuration reads.
 #[derive(Clone, Copy)]
@@ -103,31 +109,57 @@ pub(super) fn gather<S: Settings>(
 fn parse<S: Settings>(name: &str, value: &OsString, origin: &str) -> Result<S, ConfigError> {
     let mut argument = OsString::from(format!("--{name}="));
     argument.push(value);
-    let refused = |error: clap::Error| {
-        let text = error.to_string();
-        let line = text.lines().next().unwrap_or_default();
-        ConfigError::Value {
-            origin: origin.to_owned(),
-            reason: line.strip_prefix("error: ").unwrap_or(line).to_owned(),
-        }
+    let refused = |error: clap::Error| ConfigError::Value {
+        origin: origin.to_owned(),
+        reason: sentence(&error),
     };
     let command = S::augment_args(Command::new("settings").no_binary_name(true));
     let matches = command.try_get_matches_from([argument]).map_err(refused)?;
     S::from_arg_matches(&matches).map_err(refused)
 }
 
+/// What clap says of wrong arguments, on one line: its first paragraph, and what it would try instead.
+/// Usage follows after that.
+pub(crate) fn sentence(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.strip_prefix("error: ").unwrap_or(&text).lines().map(str::trim);
+    let first: Vec<&str> = lines.clone().take_while(|line| !line.is_empty()).collect();
+    let tips = lines.filter_map(|line| line.strip_prefix("tip: ")).collect::<Vec<_>>().join("; ");
+    let tips = match error.kind() {
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand if tips.is_empty() => {
+            "--help lists what there is"
+        }
+        _ => &tips,
+    };
+    let first = first.join(" ");
+    if tips.is_empty() { first } else { format!("{first}; {tips}") }
+}
+
+/// What a file holds, which a setting names, and which is text that a person or a program wrote for it:
+/// it is short, whatever the name leads to.
+pub(super) fn read_short(setting: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let read = || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
+        }
+        Ok(bytes)
+    };
+    read().map_err(|source| ConfigError::Unreadable { setting, path: path.to_owned(), source })
+}
+
 /// The settings of a TOML file: its keys are the flags' names.
 fn read<S: Settings>(path: &Path) -> Result<S, ConfigError> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(source) => {
-            return Err(ConfigError::Unreadable {
-                setting: "--config",
-                path: path.to_owned(),
-                source,
-            });
+    let text = String::from_utf8(read_short("--config", path)?).map_err(|error| {
+        let good = error.utf8_error().valid_up_to();
+        let before = error.as_bytes().get(..good).unwrap_or_default();
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        ConfigError::Syntax {
+            path: path.to_owned(),
+            reason: format!("line {line}: it is not UTF-8"),
         }
-    };
+    })?;
     let table: toml::Table = toml::from_str(&text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
         let line = text.get(..offset).unwrap_or_default().matches('\n').count() + 1;

@@ -9,6 +9,7 @@
 
 mod gpu;
 mod layers;
+mod lease;
 mod registry;
 mod serve;
 mod settings;
@@ -19,13 +20,15 @@ mod values;
 use std::path::PathBuf;
 
 pub use gpu::GpuConfig;
+pub(crate) use layers::sentence;
 pub use layers::{Environment, default_socket};
+pub use lease::LeaseConfig;
 pub use registry::{RegistryConfig, RegistrySettings};
-pub use serve::{DoorConfig, LeaseConfig, MemoryConfig, PeerConfig, ServeConfig, StoreConfig};
+pub use serve::{DoorConfig, MemoryConfig, PeerConfig, ServeConfig, StoreConfig};
 pub use settings::ServeSettings;
 pub use values::{
     ClusterSecret, HostPort, HugePages, Percent, PoolSpec, ProcessConfig, RegistryUrl, Size,
-    SocketMode, duration,
+    SocketMode, duration, socket_address,
 };
 
 /// Why a configuration was refused. Every variant is the caller's to correct.

@@ -1,6 +1,7 @@
 //! The configuration of `kvrail registry`.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,8 +9,12 @@ use clap::Args;
 
 use super::ConfigError;
 use super::layers::{Environment, Settings, gather};
+use super::lease::within;
 use super::serve::refuse_one_port;
-use super::values::{ProcessConfig, duration, log_filter};
+use super::values::{ProcessConfig, duration, log_filter, socket_address};
+
+/// Shortest and longest time that a silent node stays listed. Nodes speak up three times within it.
+const NODE_LEASE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 
 /// What `kvrail registry` may be told.
 #[derive(Debug, Clone, Default, Args)]
@@ -21,20 +26,20 @@ pub struct RegistrySettings {
     /// Address that nodes connect to (default 0.0.0.0:7071)
     ///
     /// Whoever reaches it can announce and withdraw blocks: keep it inside the cluster's network.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = socket_address)]
     pub listen: Option<SocketAddr>,
 
     /// How long a silent node stays listed as an owner (default 10s)
     ///
-    /// A dead node's blocks are offered to readers for that long; a shorter time drops nodes that
-    /// only stall.
+    /// 100ms to 1h. A dead node's blocks are offered to readers for that long; a shorter time drops
+    /// nodes that only stall.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub node_lease: Option<Duration>,
 
     /// Address of /metrics and /health (default: none)
     ///
     /// Anyone who reaches it can read both.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = socket_address)]
     pub metrics_listen: Option<SocketAddr>,
 
     /// Log filter, such as warn or kvrail=debug (default info)
@@ -42,6 +47,8 @@ pub struct RegistrySettings {
     pub log: Option<String>,
 
     /// File that gets one JSON line with the addresses and the pid once the registry serves (default: none)
+    ///
+    /// It is whole or not there, and removed when the process is told to stop.
     #[arg(long, value_name = "PATH")]
     pub ready_file: Option<PathBuf>,
 
@@ -97,9 +104,11 @@ impl RegistryConfig {
         let listen =
             settings.listen.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7071)));
         refuse_one_port(settings.metrics_listen, listen)?;
+        let node_lease = settings.node_lease.unwrap_or(Duration::from_secs(10));
+        within("--node-lease", node_lease, &NODE_LEASE)?;
         Ok(Self {
             listen,
-            node_lease: settings.node_lease.unwrap_or(Duration::from_secs(10)),
+            node_lease,
             process: ProcessConfig {
                 metrics_listen: settings.metrics_listen,
                 log: settings.log.unwrap_or_else(|| "info".to_owned()),

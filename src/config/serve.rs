@@ -1,12 +1,14 @@
 //! The configuration of `kvrail serve`: complete, in range, without contradiction.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::ConfigError;
 use super::gpu::{self, GpuConfig};
 use super::layers::{Environment, gather};
+use super::lease::{self, LeaseConfig};
 use super::settings::ServeSettings;
 use super::values::{
     ClusterSecret, HostPort, HugePages, Percent, PoolSpec, ProcessConfig, RegistryUrl, Size,
@@ -19,6 +21,11 @@ use crate::verbs::{NicPair, PollMode};
 
 /// Longest path of a Unix socket, bytes: `sun_path` without its terminating zero.
 const SOCKET_PATH_MAX: usize = 107;
+
+/// Shortest and longest bound of a transfer: below the first not even a network within a host answers
+/// every time, and above the second nobody waits.
+const TRANSFER_TIMEOUT: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(3600);
 
 /// A node's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,24 +140,6 @@ pub struct StoreConfig {
     pub hit_promotion: bool,
 }
 
-/// What is lent, to whom, for how long. `ttl > 2 * margin`, so that a reader has longer to use a
-/// lease than it has to leave unused, and always stops before the holder takes the memory back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeaseConfig {
-    /// How long a lease holds without renewal, on the holder's clock.
-    pub ttl: Duration,
-    /// How long before that the reader stops, on its own clock.
-    pub margin: Duration,
-    /// Leases that one requester may hold at once.
-    pub leases: u32,
-    /// Bytes that one requester may hold under leases at once.
-    pub bytes: u64,
-    /// Nothing more is lent above this share of the memory under leases.
-    pub watermark_high: Percent,
-    /// Readers are told to pause above this one, which is not above the high one.
-    pub watermark_low: Percent,
-}
-
 impl ServeConfig {
     /// The configuration that `flags`, this process's variables and the file together make.
     ///
@@ -177,7 +166,7 @@ impl ServeConfig {
         })?;
         Ok(Self {
             store: store(&settings, bytes),
-            lease: lease(&settings, bytes)?,
+            lease: lease::resolve(&settings, bytes)?,
             memory,
             gpu: gpu::resolve(&settings)?,
             door: door(&settings, from)?,
@@ -232,6 +221,8 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
     refuse_one_port(settings.metrics_listen, listen)?;
     let transport = transport(&settings)?;
     check_nics(&settings)?;
+    let transfer_timeout = settings.transfer_timeout.unwrap_or(Duration::from_secs(30));
+    lease::within("--transfer-timeout", transfer_timeout, &TRANSFER_TIMEOUT)?;
     Ok(PeerConfig {
         listen,
         advertise: settings.advertise,
@@ -247,7 +238,7 @@ fn peers(settings: ServeSettings) -> Result<PeerConfig, ConfigError> {
         poll: settings.poll.unwrap_or_default(),
         lease_windows: settings.lease_windows.unwrap_or(false),
         streams: settings.streams.map_or(2, usize::from),
-        transfer_timeout: settings.transfer_timeout.unwrap_or(Duration::from_secs(30)),
+        transfer_timeout,
     })
 }
 
@@ -330,21 +321,26 @@ fn check_nics(settings: &ServeSettings) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Two listeners of one process cannot have the same address.
+/// Two listeners of one process cannot have the same port of one address. `0.0.0.0` is every IPv4
+/// address, and `[::]` every address.
 pub(super) fn refuse_one_port(
     metrics: Option<SocketAddr>,
     listen: SocketAddr,
 ) -> Result<(), ConfigError> {
-    match metrics {
-        Some(metrics) if metrics == listen && listen.port() != 0 => {
-            Err(ConfigError::Contradiction {
-                first: "--metrics-listen",
-                second: "--listen",
-                reason: format!("both are {listen}; give them different ports"),
-            })
-        }
-        _ => Ok(()),
+    let covers = |one: IpAddr, other: IpAddr| {
+        one == other || (one.is_unspecified() && (one.is_ipv6() || other.is_ipv4()))
+    };
+    let Some(metrics) = metrics.filter(|it| it.port() == listen.port() && it.port() != 0) else {
+        return Ok(());
+    };
+    if !covers(metrics.ip(), listen.ip()) && !covers(listen.ip(), metrics.ip()) {
+        return Ok(());
     }
+    Err(ConfigError::Contradiction {
+        first: "--metrics-listen",
+        second: "--listen",
+        reason: format!("{metrics} and {listen} share a port; give them different ones"),
+    })
 }
 
 fn door(settings: &ServeSettings, from: Environment<'_>) -> Result<DoorConfig, ConfigError> {
@@ -420,44 +416,4 @@ fn store(settings: &ServeSettings, bytes: u64) -> StoreConfig {
         policy: settings.policy.unwrap_or_default(),
         hit_promotion: !settings.no_hit_promotion.unwrap_or(false),
     }
-}
-
-fn lease(settings: &ServeSettings, bytes: u64) -> Result<LeaseConfig, ConfigError> {
-    let ttl = settings.lease_ttl.unwrap_or(Duration::from_secs(10));
-    let margin = settings.lease_margin.unwrap_or(Duration::from_secs(1));
-    if ttl <= margin.saturating_mul(2) {
-        return Err(ConfigError::Contradiction {
-            first: "--lease-ttl",
-            second: "--lease-margin",
-            reason: format!(
-                "a lease of {} must be more than twice its margin of {}, or a reader cannot be \
-                 sure to stop before the holder ends the lease",
-                humantime::format_duration(ttl),
-                humantime::format_duration(margin)
-            ),
-        });
-    }
-    let watermark_high = settings.lease_watermark_high.unwrap_or(Percent::clamped(90));
-    let watermark_low =
-        settings.lease_watermark_low.unwrap_or(Percent::clamped(75).min(watermark_high));
-    if watermark_low > watermark_high {
-        return Err(ConfigError::Contradiction {
-            first: "--lease-watermark-low",
-            second: "--lease-watermark-high",
-            reason: format!(
-                "readers pause above {} percent, which must not be above the {} percent at which \
-                 nothing more is lent",
-                watermark_low.get(),
-                watermark_high.get()
-            ),
-        });
-    }
-    Ok(LeaseConfig {
-        watermark_high,
-        watermark_low,
-        ttl,
-        margin,
-        leases: settings.lease_quota.unwrap_or(64),
-        bytes: settings.lease_bytes.map_or(bytes / 2, |size| size.0),
-    })
 }

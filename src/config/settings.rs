@@ -10,7 +10,7 @@ use clap::Args;
 use super::layers::Settings;
 use super::values::{
     HostPort, HugePages, Percent, PoolSpec, RegistryUrl, Size, SocketMode, device_name, duration,
-    log_filter, nic_pair, rate,
+    log_filter, nic_pair, rate, socket_address,
 };
 use crate::limits;
 use crate::memory::GpuDirect;
@@ -29,7 +29,7 @@ pub struct ServeSettings {
     ///
     /// Whoever reaches it can ask for blocks: keep it inside the cluster's network, or set a
     /// cluster secret.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = socket_address)]
     pub listen: Option<SocketAddr>,
 
     /// Address that peers are told to connect to (default: the listen address)
@@ -150,7 +150,8 @@ pub struct ServeSettings {
 
     /// How long a lent block stays put for its reader without renewal (default 10s)
     ///
-    /// A reader that dies keeps blocks from eviction for that long; a shorter time fails slow reads.
+    /// 100ms to 1h. A reader that dies keeps blocks from eviction for that long; a shorter time fails
+    /// slow reads.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub lease_ttl: Option<Duration>,
 
@@ -163,11 +164,11 @@ pub struct ServeSettings {
 
     /// Longest that the reads of one lease may take (default 30s)
     ///
-    /// It is a bound. Once transfers from a peer have been measured, their deadline is 2s and ten times
-    /// what the bytes need at the measured rate, and never more than this; the lease's own end, less
-    /// its margin, comes first where it is earlier and not renewed. A peer has this long, and at most
-    /// 5s, to answer a request; one that says nothing at all meanwhile, not even that it is there, is
-    /// left alone within a second.
+    /// 10ms to 1h. It is a bound. Once transfers from a peer have been measured, their deadline is 2s
+    /// and ten times what the bytes need at the measured rate, and never more than this; the lease's
+    /// own end, less its margin, comes first where it is earlier and not renewed. A peer has this long,
+    /// and at most 5s, to answer a request; one that says nothing at all meanwhile, not even that it is
+    /// there, is left alone within a second.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transfer_timeout: Option<Duration>,
 
@@ -215,7 +216,7 @@ pub struct ServeSettings {
     /// connection. With it only that lease ends, and a key reads nothing but what its lease lends. A
     /// lend then waits for the device to make the key, and a lease needs one key for each run of
     /// blocks that lie next to each other, of 128 that a peer can have at once; blocks beyond that are
-    /// busy. On SoftRoCE a leased read of 4 KiB took about 40 us more, of 230. Peers on this host are
+    /// busy. On SoftRoCE a leased read of 4 KiB took about 23 us more, of 185. Peers on this host are
     /// not reached over shared memory then. All of a cluster need not have the same.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub lease_windows: Option<bool>,
@@ -228,6 +229,8 @@ pub struct ServeSettings {
     pub streams: Option<u8>,
 
     /// Leases that one requester may hold at once (default 64)
+    ///
+    /// 1 to 65536; what it asks for beyond that is busy until it ends one.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub lease_quota: Option<u32>,
 
@@ -250,6 +253,8 @@ pub struct ServeSettings {
     pub lease_watermark_low: Option<Percent>,
 
     /// Percentage of a pool in use at which reclaim begins (default 95)
+    ///
+    /// 1 to 100, above the low watermark.
     #[arg(long, value_name = "PERCENT")]
     pub watermark_high: Option<Percent>,
 
@@ -262,7 +267,7 @@ pub struct ServeSettings {
     /// Address of /metrics and /health (default: none)
     ///
     /// Anyone who reaches it can read both.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = socket_address)]
     pub metrics_listen: Option<SocketAddr>,
 
     /// Log filter, such as warn or kvrail=debug (default info)
@@ -270,6 +275,8 @@ pub struct ServeSettings {
     pub log: Option<String>,
 
     /// File that gets one JSON line with the addresses and the pid once the node serves (default: none)
+    ///
+    /// It is whole or not there, and removed when the process is told to stop.
     #[arg(long, value_name = "PATH")]
     pub ready_file: Option<PathBuf>,
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Command};
 
 use super::layers::{names, variable};
+use super::values::log_filter;
 use super::*;
 use crate::types::PolicyKind;
 
@@ -281,6 +282,17 @@ fn other_values_are_taken_or_refused() {
     for text in ["", "0s", "10", "ten"] {
         assert!(duration(text).is_err(), "{text:?}");
     }
+    for text in ["", "7070", ":7070", "localhost:7070", "10.0.0.7", "10.0.0.7:70000"] {
+        let sentence = socket_address(text).unwrap_err();
+        assert!(sentence.contains("IP:PORT") && sentence.contains("0.0.0.0:7070"), "{sentence}");
+    }
+    for text in ["info", "WARN", "off", "kvrail=debug", "warn,kvrail::net=trace"] {
+        assert_eq!(log_filter(text).as_deref(), Ok(text));
+    }
+    for text in ["", "inof", "kvrail", "warn,", "info,kvrail", "kvrail=loud"] {
+        let sentence = log_filter(text).unwrap_err();
+        assert!(sentence.contains("target=level"), "{sentence}");
+    }
 }
 
 #[test]
@@ -291,7 +303,24 @@ fn a_registry_has_defaults_and_refuses_one_port_for_two() {
     let config = load(&[]).unwrap();
     assert_eq!(config.listen.to_string(), "0.0.0.0:7071");
     assert_eq!(config.node_lease, Duration::from_secs(10));
-    assert!(load(&["--metrics-listen=0.0.0.0:7071"]).is_err());
+    for (listen, metrics, good) in [
+        ("0.0.0.0:7071", "0.0.0.0:7071", false),
+        ("0.0.0.0:7071", "127.0.0.1:7071", false),
+        ("127.0.0.1:7071", "0.0.0.0:7071", false),
+        ("127.0.0.1:7071", "[::]:7071", false),
+        ("[::]:7071", "[::1]:7071", false),
+        ("127.0.0.1:7071", "127.0.0.2:7071", true),
+        ("0.0.0.0:7071", "[::1]:7071", true),
+        ("0.0.0.0:7071", "0.0.0.0:7072", true),
+        ("0.0.0.0:0", "0.0.0.0:0", true),
+    ] {
+        let both = [format!("--listen={listen}"), format!("--metrics-listen={metrics}")];
+        assert_eq!(load(&both.each_ref().map(String::as_str)).is_ok(), good, "{both:?}");
+    }
+    for lease in ["1ms", "2h"] {
+        let refused = load(&["--node-lease", lease]).unwrap_err().to_string();
+        assert!(refused.starts_with("--node-lease: it takes 100ms to 1h"), "{refused}");
+    }
 }
 
 /// README's table lists every setting with the first sentence of its help: the expected lines are

@@ -6,7 +6,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
 use super::ConfigError;
+use super::layers::read_short;
 use crate::verbs::NicPair;
 
 const UNITS: [(&str, u64); 8] = [
@@ -303,12 +307,7 @@ impl ClusterSecret {
     /// [`ConfigError::Unreadable`], or [`ConfigError::Value`] for a length outside 16 to 4096 bytes.
     pub fn read(path: PathBuf) -> Result<Self, ConfigError> {
         const SETTING: &str = "--cluster-secret-file";
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(source) => {
-                return Err(ConfigError::Unreadable { setting: SETTING, path, source });
-            }
-        };
+        let bytes = read_short(SETTING, &path)?;
         let secret = bytes.trim_ascii();
         if !(Self::BYTES_MIN..=Self::BYTES_MAX).contains(&secret.len()) {
             return Err(ConfigError::Value {
@@ -361,6 +360,18 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     })
 }
 
+/// An address to listen on or to connect to, without a name to look up.
+///
+/// # Errors
+/// The sentence that refuses `text`.
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_no_address| {
+        format!(
+            "an address here is IP:PORT, as in 10.0.0.7:7070, 0.0.0.0:7070 or [::]:7070; got {text:?}"
+        )
+    })
+}
+
 /// Hashes a second, at least one.
 pub(super) fn rate(text: &str) -> Result<u32, String> {
     let refused = || format!("a rate is a whole number a second, such as 200000; got {text:?}");
@@ -384,9 +395,22 @@ pub(super) fn nic_pair(text: &str) -> Result<NicPair, String> {
     Ok(NicPair { ours: device_name(ours)?, theirs: device_name(theirs)? })
 }
 
-/// A filter that `tracing-subscriber` takes.
+/// A filter that `tracing-subscriber` takes. It would take a level with a slip of the pen for the name of a
+/// target, and log nothing: a target so needs its level.
 pub(super) fn log_filter(text: &str) -> Result<String, String> {
-    tracing_subscriber::EnvFilter::try_new(text).map(|_filter| text.to_owned()).map_err(|error| {
-        format!("a log filter is a level or target=level,…, such as info; got {text:?}: {error}")
-    })
+    let refused = |why: &str| {
+        format!(
+            "a log filter is a level (off, error, warn, info, debug, trace) or target=level,…; got \
+             {text:?}{why}"
+        )
+    };
+    let is_clear = |one: &str| {
+        one.contains(['=', '[']) || (!one.is_empty() && one.parse::<LevelFilter>().is_ok())
+    };
+    if !text.split(',').map(str::trim).all(is_clear) {
+        return Err(refused(""));
+    }
+    EnvFilter::try_new(text)
+        .map(|_filter| text.to_owned())
+        .map_err(|error| refused(&format!(": {error}")))
 }

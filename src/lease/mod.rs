@@ -91,7 +91,7 @@ impl Default for LeaseConfig {
 }
 
 /// Shortest and longest lease that a configuration may ask for.
-const TTL: std::ops::RangeInclusive<Duration> =
+pub const TTL: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(3600);
 
 /// Most leases that a configuration may ask for: their slots fit 20 bits, with their links and

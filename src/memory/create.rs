@@ -183,14 +183,43 @@ impl PoolError {
     }
 }
 
-/// A pool's memory file and its mapping, every page present.
-pub(super) fn create(options: &PoolOptions) -> Result<(File, Mapping), PoolError> {
+/// Whether the host has room for all of these pools together, as far as that can be known: it takes long to
+/// make the pages of the first one present, only to find that the last one does not fit.
+///
+/// # Errors
+/// [`PoolError`] of the first that does not fit behind those before it.
+pub fn check_room(pools: &[PoolOptions]) -> Result<(), PoolError> {
+    (0..pools.len()).try_for_each(|at| match pools.split_at(at) {
+        (before, [pool, ..]) => check(pool, before).map(drop),
+        (_, []) => Ok(()),
+    })
+}
+
+/// Whether there is room for a pool behind others that are to be made first. Answers its bytes.
+fn check(options: &PoolOptions, before: &[PoolOptions]) -> Result<u64, PoolError> {
     let bytes = whole_pages(options)?;
     check_node(options)?;
     match options.huge_pages {
-        Some(size) => check_huge_pages(options, size, bytes)?,
-        None => check_available(options, bytes)?,
+        Some(size) => check_huge_pages(options, size, before)?,
+        None => check_available(options, bytes, before)?,
     }
+    Ok(bytes)
+}
+
+/// Bytes that those of these pools take which are made of the same pages, and of which `counts` says that
+/// they lie in the same place.
+fn taken(
+    options: &PoolOptions,
+    before: &[PoolOptions],
+    counts: impl Fn(&PoolOptions) -> bool,
+) -> u64 {
+    let same = before.iter().filter(|one| one.huge_pages == options.huge_pages && counts(one));
+    same.filter_map(|one| whole_pages(one).ok()).fold(0, u64::saturating_add)
+}
+
+/// A pool's memory file and its mapping, every page present.
+pub(super) fn create(options: &PoolOptions) -> Result<(File, Mapping), PoolError> {
+    let bytes = check(options, &[])?;
     let os = |call, remedy| {
         move |source: io::Error| PoolError::Os {
             id: options.id,
@@ -260,12 +289,15 @@ fn check_node(options: &PoolOptions) -> Result<(), PoolError> {
 fn check_huge_pages(
     options: &PoolOptions,
     size: HugePageSize,
-    bytes: u64,
+    before: &[PoolOptions],
 ) -> Result<(), PoolError> {
     let id = options.id;
     let directory = sys::host::huge_page_directory(size.bytes(), options.numa_node);
-    let asked = bytes / size.bytes();
-    match sys::host::free_huge_pages(&directory) {
+    let asked = whole_pages(options)? / size.bytes();
+    let node = options.numa_node;
+    let taken = taken(options, before, |one| node.is_none() || one.numa_node == node);
+    let free = sys::host::free_huge_pages(&directory);
+    match free.map(|free| free.saturating_sub(taken / size.bytes())) {
         None => Err(PoolError::HugePageSize { id, size, directory }),
         Some(free) if free < asked => {
             Err(PoolError::HugePages { id, size, asked, free, directory })
@@ -274,10 +306,18 @@ fn check_huge_pages(
     }
 }
 
-fn check_available(options: &PoolOptions, asked: u64) -> Result<(), PoolError> {
-    let Some((available, bound)) = sys::host::available_memory(options.numa_node) else {
+fn check_available(
+    options: &PoolOptions,
+    asked: u64,
+    before: &[PoolOptions],
+) -> Result<(), PoolError> {
+    let node = options.numa_node;
+    let Some((available, bound)) = sys::host::available_memory(node) else {
         return Ok(());
     };
+    let of_node = matches!(bound, MemoryBound::Node(_));
+    let taken = taken(options, before, |one| !of_node || one.numa_node == node);
+    let available = available.saturating_sub(taken);
     let largest = largest_pool(available);
     if asked <= largest {
         return Ok(());

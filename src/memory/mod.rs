@@ -11,7 +11,7 @@ mod ring;
 mod space;
 mod strided;
 
-pub use create::{HugePageSize, PoolError, PoolOptions};
+pub use create::{HugePageSize, PoolError, PoolOptions, check_room};
 pub use engine::{
     Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, SharedMemory,
 };

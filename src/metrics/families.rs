@@ -42,7 +42,7 @@ pub const FAMILIES: [Family; 54] = [
         "kvrail_inserted_blocks_total",
         "Blocks that became resident, by {origin}: saved or fetched",
     ),
-    counter("kvrail_inserted_bytes_total", "Their bytes, by {origin}"),
+    counter("kvrail_inserted_bytes_total", "Bytes of blocks that became resident, by {origin}"),
     counter("kvrail_evicted_blocks_total", "Blocks evicted, by the {rank} they had"),
     counter("kvrail_evicted_bytes_total", "Bytes that evictions reclaimed"),
     counter("kvrail_removed_blocks_total", "Blocks taken out for another reason than to make room"),
@@ -65,10 +65,13 @@ pub const FAMILIES: [Family; 54] = [
         "Blocks that local readers asked for and this node did not hold",
     ),
     counter("kvrail_pool_busy_total", "Reservations that found no memory"),
-    counter("kvrail_pool_busy_bytes_total", "Bytes that those reservations asked for"),
+    counter(
+        "kvrail_pool_busy_bytes_total",
+        "Bytes that reservations asked for which found no memory",
+    ),
     counter("kvrail_leases_granted_total", "Leases granted to peers"),
-    counter("kvrail_lent_blocks_total", "Blocks lent under them"),
-    counter("kvrail_lent_bytes_total", "Bytes lent under them"),
+    counter("kvrail_lent_blocks_total", "Blocks lent to peers under leases"),
+    counter("kvrail_lent_bytes_total", "Bytes lent to peers under leases"),
     counter(
         "kvrail_leases_ended_total",
         "Leases ended, by {end}: completed, aborted, expired or superseded",
@@ -91,7 +94,7 @@ pub const FAMILIES: [Family; 54] = [
         "kvrail_transferred_blocks_total",
         "Blocks that arrived from peers, whole and verified",
     ),
-    counter("kvrail_transferred_bytes_total", "Their bytes"),
+    counter("kvrail_transferred_bytes_total", "Bytes that arrived from peers, whole and verified"),
     counter(
         "kvrail_transfer_failed_blocks_total",
         "Blocks that did not arrive, by the {scope} of the fault: local, path, peer or request",
@@ -142,7 +145,10 @@ pub const FAMILIES: [Family; 54] = [
         "kvrail_data_thread_stalls_total",
         "Times that this node's data thread was late by half a second or more",
     ),
-    counter("kvrail_data_thread_stalled_milliseconds_total", "By how much, all together"),
+    counter(
+        "kvrail_data_thread_stalled_milliseconds_total",
+        "Milliseconds that this node's data thread was late, in stalls of half a second or more",
+    ),
     counter(
         "kvrail_registry_calls_total",
         "Calls to the registry, by {call} and {outcome}: answered or failed",

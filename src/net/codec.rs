@@ -149,7 +149,11 @@ fn excerpt(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut source = status.source();
     while let Some(cause) = source {
-        text = format!("{text}: {cause}");
+        let said = cause.to_string();
+        // Layers pass on each other's words.
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
         source = cause.source();
     }
     text.chars().take(200).collect()

@@ -74,7 +74,7 @@ impl Inner {
         let keys: Vec<_> = hashes.iter().map(|&hash| BlockKey { namespace, hash }).collect();
         let mut found = Vec::with_capacity(keys.len());
         self.residency.store.hit_batch(&keys, true, &mut found);
-        self.forget_hits(&mut found).await;
+        self.forget_hits(&mut found);
         self.forget_leaving(&mut found);
         let misses: Vec<usize> = (0..)
             .zip(&found)
@@ -118,7 +118,7 @@ impl Inner {
     }
 
     /// Hits on a GPU that is lost are none, unless the block has a copy in host memory.
-    async fn forget_hits(&self, hits: &mut [Result<Found, PinError>]) {
+    fn forget_hits(&self, hits: &mut [Result<Found, PinError>]) {
         let Some((_, shadows)) = &self.gpu else { return };
         if !self.residency.device_is_lost() {
             return;
@@ -133,9 +133,7 @@ impl Inner {
                 *hit = Err(PinError::NotFound);
             }
         }
-        if !holds.is_empty() {
-            self.forget(&holds).await;
-        }
+        self.residency.forget_lost(&holds);
     }
 
     /// Hits on blocks that their engine takes back are none.
@@ -148,14 +146,6 @@ impl Inner {
                 *hit = Err(PinError::NotFound);
             }
         }
-    }
-
-    /// Lets go of blocks on a lost GPU, and has them evicted, unless others have pins on them.
-    async fn forget(&self, holds: &[ResidentId]) {
-        self.residency.store.unpin_batch(holds);
-        let residency = Arc::clone(&self.residency);
-        // One that panics has said so; the blocks are busy then.
-        tokio::task::spawn_blocking(move || residency.evict_lost()).await.ok();
     }
 }
 
@@ -302,7 +292,7 @@ impl DoorService for Inner {
                 return outcomes;
             }
             let holds: Vec<_> = lost.iter().map(|(_, hold)| *hold).collect();
-            self.forget(&holds).await;
+            self.residency.forget_lost(&holds);
             let wanted: Vec<_> =
                 lost.iter().filter_map(|(at, _)| hashes.get(*at)).copied().collect();
             let again = self.look(namespace, &wanted, source).await;

@@ -6,8 +6,10 @@
 //! whatever became of the client that asked for it, so the death of the first asker takes nothing from
 //! the others.
 
+mod addresses;
 mod shared;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
@@ -23,12 +25,15 @@ use crate::runtime::data::{Answered, DataHandle};
 use crate::store::Store;
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockHash, BlockKey, Load, NamespaceId, NodeId, Scope, Timestamp};
+use addresses::Addresses;
 use shared::Waiter;
 
 /// What a fetcher works with.
 #[derive(Debug)]
 pub(super) struct FetcherParts {
     pub(super) node: NodeId,
+    /// Where this node listens.
+    pub(super) listen: SocketAddr,
     pub(super) registry: Arc<dyn OwnerRegistry>,
     pub(super) data: DataHandle<PeerAddress>,
     pub(super) store: Arc<Store>,
@@ -42,6 +47,7 @@ pub(super) struct Fetcher {
     parts: FetcherParts,
     sources: Mutex<Sources>,
     flights: Mutex<Flights<Waiter>>,
+    addresses: Addresses,
 }
 
 /// The blocks of one read that nobody else is fetching.
@@ -62,7 +68,8 @@ impl Wanted<'_> {
 impl Fetcher {
     pub(super) fn new(parts: FetcherParts) -> Self {
         let sources = Mutex::new(Sources::new(parts.node));
-        Self { parts, sources, flights: Mutex::default() }
+        let addresses = Addresses::new(parts.clock, parts.listen);
+        Self { parts, sources, flights: Mutex::default(), addresses }
     }
 
     fn now(&self) -> Timestamp {
@@ -159,9 +166,7 @@ impl Fetcher {
             let outcomes = vec![FetchOutcome::Failed(scope); lend.positions.len()];
             Lent { outcomes, load: Load::default(), reach: None, suspended: None }
         };
-        let address = tokio::net::lookup_host(&lend.address).await.ok();
-        let Some(address) = address.and_then(|mut found| found.next()) else {
-            tracing::warn!(owner = %lend.owner, address = %lend.address, "no such address");
+        let Some(address) = self.addresses.of(lend.owner, &lend.address).await else {
             return failed(Scope::Peer);
         };
         let endpoint = PeerAddress { node: lend.owner, address };

@@ -43,7 +43,7 @@ use crate::event::EventSink;
 use crate::fabric::Fabric;
 use crate::health::BreakerConfig;
 use crate::limits;
-use crate::memory::{ForeignFabric, HostPool, PoolOptions};
+use crate::memory::{ForeignFabric, HostPool, PoolOptions, check_room};
 use crate::net::{GrpcRegistry, RedisRegistry, RegistryTimeouts};
 use crate::peer::{LocalNode, PeerConfig, Peers, RequesterConfig};
 use crate::protocol::door::stat::GpuStat;
@@ -195,6 +195,7 @@ impl Node {
         residency.connect(announcer.handle(), reclaimer.waker());
         let fetcher = Arc::new(Fetcher::new(FetcherParts {
             node,
+            listen,
             registry,
             data: data.clone(),
             store: Arc::clone(&residency.store),
@@ -278,6 +279,7 @@ fn residency(
     clock: Clock,
     sink: Arc<dyn EventSink>,
 ) -> Result<(Residency, Option<Gpu>), NodeError> {
+    check_room(&options.pools)?;
     let pools = options.pools.iter().map(HostPool::create).collect::<Result<Vec<_>, _>>()?;
     let config = StoreConfig { capacity: options.capacity, policy: options.policy };
     let store = Arc::new(Store::new(config, Arc::clone(&sink))?);

@@ -20,7 +20,9 @@ use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::ReclaimWaker;
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
-use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause};
+use crate::types::{
+    BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause, ResidentId, Timestamp,
+};
 
 /// Slots of one step of a count: less than a tenth of a millisecond.
 const SLOTS_PER_STEP: u32 = 4_096;
@@ -235,11 +237,14 @@ impl Residency {
         news
     }
 
-    /// Evicts what is in the memory of a GPU that is lost, but for what is pinned: for who cannot wait
-    /// until the reclaimer has. Takes as long as there are residents.
-    pub(super) fn evict_lost(&self) {
-        while self.device_is_lost() && self.evict(MemoryKind::Device, reclaim::VICTIMS_PER_STEP) > 0
-        {
+    /// Gives pins back on residents of a lost GPU, and takes out those on which nobody else has one: for
+    /// who cannot wait until the reclaimer has.
+    pub(super) fn forget_lost(&self, holds: &[ResidentId]) {
+        self.store.unpin_batch(holds);
+        let now = self.clock.now();
+        // What others have pins on goes with the last of these; what is gone the reclaimer took.
+        for lost in holds.iter().filter_map(|hold| self.store.remove(*hold).ok()) {
+            self.note_gone(&lost, now);
         }
     }
 
@@ -382,12 +387,15 @@ impl Residency {
             self.stuck.store(victims.is_empty(), Ordering::Relaxed);
         }
         let now = self.clock.now();
-        for victim in victims {
-            self.evictions.note(victim, now);
-            self.release(victim);
-            self.tell(victim.key, false);
-        }
+        victims.iter().for_each(|victim| self.note_gone(victim, now));
         victims.iter().map(|victim| u64::from(victim.payload.extent.len)).sum()
+    }
+
+    /// Gives back the memory of what is not resident any more, and says so.
+    fn note_gone(&self, victim: &Evicted, now: Timestamp) {
+        self.evictions.note(victim, now);
+        self.release(victim);
+        self.tell(victim.key, false);
     }
 
     fn release(&self, victim: &Evicted) {

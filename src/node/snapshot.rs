@@ -10,6 +10,8 @@ use crate::protocol::door::stat::{
     ResidentStat, StatReport,
 };
 use crate::protocol::millis;
+use crate::registry::RegistryError;
+use crate::runtime::announce::AnnouncerState;
 use crate::runtime::data::{PeerSnapshot, Stopped};
 use crate::types::{Scope, Timestamp};
 
@@ -60,6 +62,21 @@ fn health_stat(entry: &Entry, now: Timestamp) -> HealthStat {
     }
 }
 
+fn registry_stat(endpoint: &str, announcer: &AnnouncerState) -> RegistryStat {
+    let error = announcer.last_error.as_ref().filter(|_| !announcer.connected);
+    let state = match error.map(RegistryError::scope) {
+        _ if announcer.connected => "connected",
+        None | Some(Scope::Path) => "unreachable",
+        Some(_) => "refused",
+    };
+    RegistryStat {
+        endpoint: endpoint.to_owned(),
+        state: state.to_owned(),
+        error: error.map(ToString::to_string).unwrap_or_default(),
+        pending: announcer.queued as u64,
+    }
+}
+
 fn rail_stat(rail: &Rail) -> RailStat {
     RailStat {
         local: rail.local.clone(),
@@ -100,6 +117,7 @@ impl Inner {
                 .map(|(stat, _)| GpuStat { lost: self.residency.device_is_lost(), ..stat.clone() }),
             residents: ResidentStat {
                 blocks: stats.residents.into(),
+                capacity: stats.capacity.into(),
                 bytes: stats.bytes,
                 pinned: stats.pinned.into(),
                 ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
@@ -115,11 +133,7 @@ impl Inner {
                     bytes: usage.usage.bytes,
                 })
                 .collect(),
-            registry: RegistryStat {
-                endpoint: self.registry_name.clone(),
-                state: if announcer.connected { "connected" } else { "unreachable" }.to_owned(),
-                pending: announcer.queued as u64,
-            },
+            registry: registry_stat(&self.registry_name, &announcer),
             peers: peers
                 .connected
                 .iter()

@@ -12,3 +12,4 @@ pub mod in_place;
 mod mailroom;
 pub mod reclaim;
 mod rejections;
+mod seldom;

@@ -1,13 +1,8 @@
 //! Refused handshakes, said to people: nearly always two nodes whose settings do not fit.
 
-use std::time::Duration;
-
 use crate::protocol::{Kind, Message, RejectReason, decode, kind_of};
+use crate::runtime::seldom::Seldom;
 use crate::types::Timestamp;
-
-/// The shortest time between two lines for one reason and direction, so that a stranger who tries
-/// again and again does not fill the log.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Who refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,14 +16,14 @@ pub(super) enum By {
 /// Logs refusals that come by as messages.
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
-    /// When a reason was last logged, by code; ours, then the peers'.
-    logged: [[Option<Timestamp>; RejectReason::ALL.len() + 1]; 2],
+    /// By code; ours, then the peers'.
+    lines: [[Seldom; RejectReason::ALL.len() + 1]; 2],
 }
 
 impl Rejections {
     /// Looks at a message that is sent or that has arrived. Most are told by their first byte to be
     /// something else, without a look at the clock.
-    pub(super) fn observe(&mut self, by: By, message: &[u8], now: impl FnOnce() -> Timestamp) {
+    pub(super) fn observe(&self, by: By, message: &[u8], now: impl FnOnce() -> Timestamp) {
         if kind_of(message) == Some(Kind::Reject)
             && let Ok(Message::Reject { reason }) = decode(message)
             && self.is_news(by, reason, now())
@@ -43,19 +38,10 @@ impl Rejections {
 
     /// Whether to say it: two nodes that connect at once is everyday life, and what was said just
     /// now is not said again.
-    fn is_news(&mut self, by: By, reason: RejectReason, now: Timestamp) -> bool {
-        let last = self
-            .logged
-            .get_mut(usize::from(by == By::Peer))
-            .and_then(|reasons| reasons.get_mut(usize::from(reason.code())));
-        let Some(last) = last.filter(|_| reason != RejectReason::Duplicate) else {
-            return false;
-        };
-        let news = last.is_none_or(|at| now.since(at) >= PAUSE);
-        if news {
-            *last = Some(now);
-        }
-        news
+    fn is_news(&self, by: By, reason: RejectReason, now: Timestamp) -> bool {
+        let lines = self.lines.get(usize::from(by == By::Peer));
+        let line = lines.and_then(|lines| lines.get(usize::from(reason.code())));
+        line.is_some_and(|line| reason != RejectReason::Duplicate && line.is_due(now))
     }
 }
 
@@ -82,10 +68,11 @@ const fn remedy(reason: RejectReason) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::seldom::PAUSE;
 
     #[test]
     fn a_reason_is_said_once_in_a_while_and_each_direction_by_itself() {
-        let mut rejections = Rejections::default();
+        let rejections = Rejections::default();
         let (reason, now) = (RejectReason::RequesterInUse, Timestamp::ZERO);
         assert!(rejections.is_news(By::Us, reason, now));
         assert!(!rejections.is_news(By::Us, reason, now + PAUSE / 2));

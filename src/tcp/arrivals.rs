@@ -1,7 +1,8 @@
 //! Accepted sockets that have not said yet what they are.
 //!
-//! Each one has a fixed buffer of one preamble and a deadline, and there is a limit to their number:
-//! silence, garbage and trickle cost this table a slot for a while, and nothing else anything.
+//! Each one has a fixed buffer of one preamble and a deadline, and there is a limit to their number, at
+//! which the oldest makes way: a peer says what it is at once, so that one has most likely nothing to say.
+//! Silence, garbage and trickle cost this table a slot for a while, and nothing else anything.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -34,11 +35,13 @@ pub(super) enum Greeting {
 /// The table.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
+    /// The oldest first.
     list: Vec<Arrival>,
     next: u32,
 }
 
 impl Arrivals {
+    #[cfg(test)]
     pub(super) fn is_full(&self) -> bool {
         self.list.len() >= HANDSHAKES_MAX
     }
@@ -47,8 +50,11 @@ impl Arrivals {
         self.list.is_empty()
     }
 
-    /// Takes a socket in; answers its number.
+    /// Takes a socket in; answers its number. Where there are too many, the oldest one is closed.
     pub(super) fn add(&mut self, socket: OwnedFd, deadline: Timestamp) -> u32 {
+        if self.list.len() >= HANDSHAKES_MAX {
+            self.list.remove(0);
+        }
         let number = self.next;
         self.next = self.next.wrapping_add(1);
         self.list.push(Arrival { number, socket, bytes: [0; PREAMBLE_BYTES], have: 0, deadline });
@@ -76,14 +82,14 @@ impl Arrivals {
             Ok((count, _)) if count > 0 => arrival.have += count,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             _ => {
-                self.list.swap_remove(index);
+                self.list.remove(index);
                 return Greeting::Refused;
             }
         }
         if arrival.have < PREAMBLE_BYTES {
             return Greeting::Incomplete;
         }
-        let arrival = self.list.swap_remove(index);
+        let arrival = self.list.remove(index);
         match Preamble::decode(&arrival.bytes) {
             Some(preamble) => Greeting::Complete(preamble, arrival.socket),
             None => Greeting::Refused,

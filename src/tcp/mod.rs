@@ -242,9 +242,6 @@ impl TcpFabric {
                 // The peer of this one has gone already.
                 Err(_) => continue,
             };
-            if self.arrivals.is_full() {
-                continue;
-            }
             let number = self.arrivals.add(socket, now + self.handshake_timeout);
             let token = Token::Arrival(number).encode();
             if let Some(socket) = self.arrivals.socket(number) {

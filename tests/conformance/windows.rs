@@ -100,6 +100,7 @@ pub(crate) fn a_key_reads_its_span_and_no_byte_more<H: Harness>() {
 
 /// What a device does that looks at the bounds of a window's region only: bytes beside the window are
 /// read, and none beside the region.
+#[expect(clippy::print_stderr, reason = "a run's log tells what the device does")]
 fn reads_beyond_a_window_stay_in_its_region<H: Harness>() {
     let mut lent = Lent::<H>::new();
     let granted = lent.grant(3, 5_000, 3_000);

@@ -58,8 +58,8 @@ fn what_cannot_be_measured_is_refused() {
         (&["store", "--contenders", "redis"], "kvrail, mutexed"),
         (&["store", "--operations", "8", "--threads", "8"], "--operations"),
         (&["store", "--operations", "1G"], "--operations"),
-        (&["read", "--size", "32MiB"], "64 to 16MiB"),
-        (&["read", "--size", "1"], "64 to 16MiB"),
+        (&["read", "--size", "32MiB"], "64B to 16MiB"),
+        (&["read", "--size", "1"], "64B to 16MiB"),
         (&["read", "--batch", "0"], "--batch"),
         (&["read", "--batch", "513"], "--batch"),
         (&["read", "--depth", "65"], "--depth"),
@@ -73,13 +73,16 @@ fn what_cannot_be_measured_is_refused() {
         (&["read", "--json", "--lines"], "--lines"),
         (&["read", "--loopback", "--peer", "127.0.0.1:1"], "--peer"),
         (&["read", "--peer", "nobody"], "--peer"),
+        (&["read", "--transport", "tcp", "--poll", "busy"], "--transport verbs"),
         (&["read", "--plot", "/proc/none/out.svg"], "--plot"),
+        (&["read", "--plot", "/dev/null"], "--plot: /dev/null is not a regular file"),
         (&["registry", "--keys", "9999"], "10000 to 16777216"),
         (&["registry", "--residents", "1"], "0, or 10000"),
         (&["registry", "--rounds", "0"], "--rounds"),
         (&["stall", "--stall", "0s"], "--stall"),
         (&["stall", "--transport", "shm"], "--transport"),
         (&["stall", "--batch", "65"], "--batch"),
+        (&["stall", "--transport", "tcp", "--gid-index", "1"], "--transport verbs"),
         (&["fault", "--fault", "flood"], "--fault"),
         (&["fault", "--transport", "shm"], "--transport"),
         (&["fault", "--link", "none0"], "no network interface"),
@@ -88,10 +91,16 @@ fn what_cannot_be_measured_is_refused() {
     ] {
         refused(arguments, part);
     }
-    // A holder that is not there is no mistake in the arguments.
-    let output = bench(&["read", "--peer", "127.0.0.1:1", "--transport", "tcp"]);
+    // A holder that is not there is no mistake in the arguments, and takes no earlier picture along.
+    let directory = tempfile::tempdir().unwrap();
+    let plot = directory.path().join("earlier.svg");
+    fs::write(&plot, "earlier").unwrap();
+    let to = plot.display().to_string();
+    let output = bench(&["read", "--peer", "127.0.0.1:1", "--transport", "tcp", "--plot", &to]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no kvrail bench hold"));
+    assert_eq!(fs::read(&plot).unwrap(), b"earlier");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
 #[test]

@@ -115,6 +115,9 @@ fn a_file_that_cannot_be_saved_is_refused() {
     put(&text(scene.cluster.path()), "is a directory");
     put("/dev/null", "is not a regular file");
     put(&scene.file("large", &vec![1; (8 << 20) + 1]), "start the node with a larger pool");
+    // As many blocks as the pool has bytes for, and more than the node keeps track of.
+    let many = scene.file("many", &[1; 2000]);
+    scene.refused(&["put", &many, "--namespace", "tests", "--block-size", "1"], "--capacity");
     let unreadable = scene.file("unreadable", b"secret");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o000);
     fs::set_permissions(&unreadable, mode).unwrap();
@@ -169,6 +172,10 @@ fn what_cannot_be_restored_is_refused() {
     let output = scene.run(&["get", &hash, "--namespace", "tests", "-o", &out]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("is on no node"));
+    let from = ["get", &hash, "--namespace", "tests", "-o", &out, "--from", &"0".repeat(32)];
+    let output = scene.run(&from);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("that --from gives"));
     assert!(!scene.path("out").exists());
 }
 

@@ -285,10 +285,19 @@ fn a_trickle_ends_at_a_deadline() {
     scene.survive(attacks);
 }
 
-/// As many silent connections as a process takes from strangers, at each of its sockets.
+/// Silent connections at each socket, at those that strangers reach more than a process keeps.
 #[test]
 fn silence_shuts_nobody_out() {
     let scene = Scene::new();
+    let at_ports = scene.targets().into_iter().filter(|(name, ..)| *name != "door");
+    let silent = at_ports.flat_map(|(_, target, _)| (0..100).map(move |_| target.connect()));
+    let silent: Vec<_> = silent.collect();
+    // The reader has no connection to the holder yet, and a prober never has one.
+    scene.honest_round(0);
+    for process in [&scene.registry, &scene.holder] {
+        assert_eq!(http_get(process.addresses().unwrap().metrics.unwrap(), "/health").0, 200);
+    }
+    drop(silent);
     let mut attacks: Vec<Box<dyn Fn() + Send + '_>> = Vec::new();
     for (name, target, _) in scene.targets() {
         attacks.push(Box::new(move || {

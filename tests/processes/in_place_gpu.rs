@@ -88,7 +88,8 @@ fn peers_read_gpu_memory_where_it_lies_behind_the_engines_event() {
         assert_eq!((stat.blocks, stat.layouts.len()), (blocks.len() as u64, 1));
         let rungs: Vec<&str> =
             stat.layouts.iter().flat_map(|it| &it.nics).map(|nic| nic.rung.as_str()).collect();
-        assert_eq!(rungs, ["peermem"], "{stat:?}");
+        let direct = !rungs.is_empty() && rungs.iter().all(|rung| *rung == "peermem");
+        assert!(direct, "{stat:?}");
         standin.log();
         let from = Source::From(node_id(&at_holder));
         assert_eq!(read(&at_reader, &blocks, from), Counts::all_ready(blocks.len()));

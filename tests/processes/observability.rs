@@ -1,11 +1,18 @@
 //! What a scraper and a prober see of processes that did everything once.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::process::Command;
+
+use kvrail::client::Client;
 use kvrail::metrics::{FAMILIES, REGISTRY_FAMILIES};
 use kvrail::protocol::door::Source;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 use crate::support::{
-    Blocks, Counts, PATIENCE, assert_at_rest, cluster, http_get, metric, read, save, scrape, until,
+    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, cluster, http_get, metric, read, save,
+    scrape, until,
 };
 
 /// Fails unless the series has this value.
@@ -107,6 +114,30 @@ fn every_listed_metric_is_served_and_every_process_is_healthy() {
         let health: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!(health["healthy"], true);
     }
+}
+
+/// A log on a full disk, or with a reader that has died, is no reason to stop serving.
+#[test]
+fn a_node_whose_log_takes_nothing_serves_on() {
+    let directory = TempDir::with_prefix("kvrail-test-").unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let (socket, ready) = (path("node.sock"), path("ready"));
+    let mut node = Command::new(BINARY)
+        .args(["serve", "--pool", "4MiB", "--listen", "127.0.0.1:0", "--transport", "tcp"])
+        .args(["--log", "trace", "--parent-death", &std::process::id().to_string()])
+        .args([OsStr::new("--socket"), socket.as_ref(), "--ready-file".as_ref(), ready.as_ref()])
+        .env_clear()
+        .stderr(File::options().write(true).open("/dev/full").unwrap())
+        .spawn()
+        .unwrap();
+    until("it serves", || ready.exists() || node.try_wait().unwrap().is_some());
+    let client = Client::connect(&socket).unwrap();
+    let blocks = Blocks::small("unlogged");
+    save(&client, &blocks);
+    assert_eq!(read(&client, &blocks, Source::Here), Counts::all_ready(blocks.len()));
+    let pid = Pid::from_child(&node);
+    kill_process(pid, Signal::TERM).unwrap();
+    assert_eq!(node.wait().unwrap().code(), Some(0));
 }
 
 #[test]

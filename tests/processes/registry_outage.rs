@@ -23,10 +23,39 @@ fn nodes_start_without_a_registry_and_announce_when_it_comes() {
     let nothing = Counts { not_found: blocks.len(), ..Counts::default() };
     assert_eq!(read(&at_reader, &blocks, Source::Anywhere), nothing);
     assert_eq!(registry_state(&holder), "unreachable");
+    until("that is logged", || holder.said().contains("without the registry"));
+    let mut why = String::new();
+    until("it passes the system's answer on", || {
+        why = at_holder.stat().unwrap().registry.error;
+        why.contains("Connection refused")
+    });
+    let parts: Vec<&str> = why.split(": ").collect();
+    let again = |at: &usize| parts[..*at].contains(&parts[*at]);
+    assert!(!(0..parts.len()).any(|at| again(&at)), "{why}");
+    // Once, however often it was tried.
+    assert_eq!(holder.said().matches("without the registry").count(), 1, "{}", holder.said());
 
     let _registry = port.registry(&cluster, &[]);
     until("the reader finds the blocks", || read(&at_reader, &blocks, Source::Anywhere) == all);
     assert_eq!(registry_state(&holder), "connected");
+    until("its return is logged", || holder.said().contains("the registry answers again"));
+}
+
+/// The registry is there, and stat says that the node is what is wrong.
+#[test]
+fn a_second_node_of_one_identity_is_told_apart_from_an_outage() {
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let identity = ["--node-id", "0123456789abcdef0123456789abcdef"];
+    let first = cluster.node("first", address, &identity).unwrap();
+    until("it is connected", || registry_state(&first) == "connected");
+    let later = cluster.node("later", address, &identity).unwrap();
+    until("the first is refused", || registry_state(&first) == "refused");
+    until("the later one is not", || registry_state(&later) == "connected");
+    let why = first.client().unwrap().stat().unwrap().registry.error;
+    assert!(why.contains("its own node id"), "{why}");
+    until("the log says so, too", || first.said().contains("its own node id"));
 }
 
 #[test]

@@ -66,6 +66,8 @@ fn a_node_that_cannot_be_is_refused() {
     let absent = scene.path("absent");
     let file = scene.file("file", "no settings\n");
     let empty = scene.file("empty", "");
+    let foreign = scene.path("foreign.toml");
+    fs::write(&foreign, b"log = 'warn'\npolicy = '\xff'\n").unwrap();
     let directory = scene.0.path().display().to_string();
 
     scene.serve(&["--pool", "1024TiB"], "make the pool smaller");
@@ -78,9 +80,13 @@ fn a_node_that_cannot_be_is_refused() {
     scene.serve(&["--cluster-secret-file", &absent], "absent");
     scene.serve(&["--cluster-secret-file", &empty], "empty");
     scene.serve(&["--cluster-secret-file", &directory], "--cluster-secret-file");
+    // Files without an end.
+    scene.serve(&["--cluster-secret-file", "/dev/zero"], "--cluster-secret-file: /dev/zero");
+    scene.serve(&["--config", "/dev/zero"], "--config: /dev/zero");
     for config in [&absent, &file, &directory] {
         scene.serve(&["--config", config], config);
     }
+    scene.serve(&["--config", &foreign], "line 2: it is not UTF-8");
     scene.serve(&["--ready-file", &format!("{absent}/ready")], "--ready-file");
     scene.serve(&["--listen", "192.0.2.1:0"], "192.0.2.1");
     scene.serve(&["--metrics-listen", "192.0.2.1:0"], "--metrics-listen");
@@ -89,7 +95,19 @@ fn a_node_that_cannot_be_is_refused() {
     scene.serve(&["--node-id", "me"], "--node-id");
     scene.serve(&["--streams", "0"], "--streams");
     scene.serve(&["--watermark-low", "99"], "--watermark-low");
+    for margin in [&["--lease-ttl", "50ms", "--lease-margin", "1ms"][..], &["--lease-ttl", "2h"]] {
+        scene.serve(margin, "--lease-ttl: it takes 100ms to 1h");
+    }
+    scene.serve(&["--lease-bytes", "0"], "--lease-bytes");
+    scene.serve(&["--transfer-timeout", "1us"], "--transfer-timeout: it takes 10ms to 1h");
+    scene.serve(
+        &["--listen", "0.0.0.0:7", "--metrics-listen", "[::]:7"],
+        "--metrics-listen and --listen",
+    );
+    scene.serve(&["--listen", "here:7070"], "IP:PORT");
     scene.serve(&["--log", "loud=very"], "--log");
+    scene.serve(&["--log", "inof"], "--log");
+    scene.serve(&["--log", "info", "--gid-index", "-1"], "-1 is not in 0..=255");
     scene.serve(&["--fault", "die"], "ACTION:POINT");
     assert!(Path::new(&file).exists() && Path::new(&empty).exists());
 }

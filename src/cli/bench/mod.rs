@@ -76,12 +76,6 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// Says why a bench ended, as every command does.
-fn finish(error: &CliError) -> ExitCode {
-    eprintln!("kvrail: {error}");
-    ExitCode::from(error.exit_code())
-}
-
 /// A run: its progress on standard error, where that is a terminal, and whether it is to end.
 #[derive(Debug)]
 struct Bench {

@@ -45,6 +45,19 @@ fn a_pool_larger_than_memory_is_refused_with_a_sentence() {
 }
 
 #[test]
+fn pools_that_do_not_fit_together_are_refused_before_the_first_is_made() {
+    let (available, _bound) = sys::host::available_memory(None).unwrap();
+    let one = |id| PoolOptions { id: PoolId(id), ..options(available / 5 * 3) };
+    check_room(&[one(0)]).unwrap();
+    let error = check_room(&[one(0), one(1), one(2)]).unwrap_err();
+    assert!(matches!(error, PoolError::TooLarge { id: PoolId(1), .. }), "{error:?}");
+    // Huge pages are another kind of memory.
+    let huge = PoolOptions { huge_pages: Some(HugePageSize::TwoMiB), ..one(1) };
+    assert_eq!(taken(&huge, &[one(0)], |_| true), 0);
+    assert_eq!(taken(&huge, &[huge, huge], |_| true), 2 * whole_pages(&huge).unwrap());
+}
+
+#[test]
 fn the_largest_pool_leaves_its_page_tables_and_some_more() {
     assert_eq!(largest_pool(0), 0);
     assert_eq!(largest_pool(LEFT_FREE_BYTES), 0);

@@ -22,8 +22,8 @@
 //! GPU succeeds any more ([`CudaError::is_lost`]), or one that hides whether copies have ended, loses the
 //! GPU to this process: whoever meets it says so once, be it the data thread or a copy for an engine;
 //! blocks under way fail, nothing lands there or is lent from there, and the residents in its memory are
-//! evicted, which withdraws them from the registry. A local reader that still finds one there has it
-//! evicted first, and looks for it elsewhere; copies that engines hold stay good.
+//! evicted, which withdraws them from the registry. A local reader that still finds one there takes it out
+//! itself, and looks for it elsewhere; copies that engines hold stay good.
 //! The node goes on with its host pools until it is started again. Memory that copies in flight may touch
 //! stays theirs.
 

@@ -151,6 +151,8 @@ pub struct LayoutStat {
 pub struct ResidentStat {
     /// How many.
     pub blocks: u64,
+    /// How many there may be at once, however small they are; 0 from a node that does not say.
+    pub capacity: u64,
     /// Their payload.
     pub bytes: u64,
     /// Those that a lease or a local reader keeps.
@@ -179,8 +181,10 @@ pub struct RequesterStat {
 pub struct RegistryStat {
     /// Where it is; `in-process` where the node is its own.
     pub endpoint: String,
-    /// `connected`, `unreachable`.
+    /// `connected`; `unreachable`; `refused` where it answers, but not as it should.
     pub state: String,
+    /// Why it is not connected; empty where it is.
+    pub error: String,
     /// Announcements and withdrawals that it has not confirmed.
     pub pending: u64,
 }

@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use crate::event::EventSink;
 use crate::limits;
 use crate::registry::announcing::Announcing;
-use crate::registry::{NodeIdentity, OwnerRegistry, Registration};
+use crate::registry::{NodeIdentity, OwnerRegistry, Registration, RegistryError};
 use crate::sync::{Mailbox, Mutex, lock};
 use crate::sys::eventfd::EventFd;
 use crate::types::BlockKey;
@@ -71,7 +71,7 @@ pub struct AnnouncerState {
     /// Times that those of some partitions were, because the registry knew other ones.
     pub repairs: u64,
     /// The last failure, also after it was overcome.
-    pub last_error: Option<String>,
+    pub last_error: Option<RegistryError>,
 }
 
 /// Why a flush ended before everything was answered. Nothing is lost: the changes stay queued.
@@ -176,10 +176,9 @@ impl AnnouncerHandle {
             answered.await.map_err(|_dropped| FlushError::Ended)
         };
         tokio::time::timeout(deadline, flushed).await.unwrap_or_else(|_elapsed| {
-            let reason = self.state().last_error;
-            Err(FlushError::TimedOut {
-                reason: reason.unwrap_or_else(|| format!("{deadline:?} passed")),
-            })
+            let error = self.state().last_error;
+            let passed = || format!("{deadline:?} passed");
+            Err(FlushError::TimedOut { reason: error.map_or_else(passed, |it| it.to_string()) })
         })
     }
 

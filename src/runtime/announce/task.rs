@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use super::{AnnouncerParts, Note, Shared, Stop};
 use crate::event::{Event, RegistryCall};
 use crate::registry::announcing::{Announcing, Answer, News, Pending};
-use crate::registry::{Heartbeat, Presence};
+use crate::registry::{Heartbeat, Presence, RegistryError};
 use crate::runtime::clock::Clock;
 use crate::sync::lock;
 use crate::sys::eventfd::EventFd;
@@ -51,6 +51,8 @@ pub(super) struct Task {
     announcing: Announcing,
     shared: Arc<Shared>,
     waiters: Vec<Waiter>,
+    /// How it stood at the last answer; `None` before the first.
+    was_connected: Option<bool>,
     stop: watch::Receiver<Option<Stop>>,
     clock: Clock,
 }
@@ -71,7 +73,8 @@ impl Task {
         shared: Arc<Shared>,
         stop: watch::Receiver<Option<Stop>>,
     ) -> Self {
-        Self { parts, announcing, shared, waiters: Vec::new(), stop, clock: Clock::start() }
+        let (waiters, was_connected) = (Vec::new(), None);
+        Self { parts, announcing, shared, waiters, was_connected, stop, clock: Clock::start() }
     }
 
     pub(super) async fn run(mut self, woken: AsyncFd<Arc<EventFd>>) {
@@ -131,7 +134,7 @@ impl Task {
         events.emit(match answer.error() {
             None => Event::RegistryAnswered { call },
             Some(error) => {
-                lock(&self.shared.state).last_error = Some(error.to_string());
+                lock(&self.shared.state).last_error = Some(error.clone());
                 Event::RegistryFailed { call }
             }
         });
@@ -141,6 +144,22 @@ impl Task {
         };
         let now = self.clock.now();
         self.announcing.handle_answer(answer, &mut hint, now);
+        self.log_turn(answer.error());
+    }
+
+    /// Says when the registry is lost, and when it is there again: nothing else tells a person why peers
+    /// find nothing of this node.
+    fn log_turn(&mut self, error: Option<&RegistryError>) {
+        let connected = self.announcing.is_connected();
+        let before = self.was_connected.replace(connected);
+        match (before, error) {
+            (Some(true) | None, Some(error)) if !connected => tracing::warn!(
+                %error,
+                "without the registry: what is here is served on, and announced when it answers"
+            ),
+            (Some(false), None) if connected => tracing::info!("the registry answers again"),
+            _ => {}
+        }
     }
 
     /// Tells those who look, then those who wait: who waited sees the state that ended the wait.

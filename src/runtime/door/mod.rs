@@ -46,6 +46,8 @@ pub use service::{
 pub use socket::BindError;
 
 use crate::limits;
+use crate::runtime::clock::Clock;
+use crate::runtime::seldom::Seldom;
 use socket::SocketFile;
 
 /// A pause after the system refused to accept, so that a lack of file descriptors is no busy loop.
@@ -79,6 +81,7 @@ impl Door {
         let Self { listener, file } = self;
         let mut shutdown = pin!(shutdown);
         let mut sessions = JoinSet::new();
+        let (clock, full, refused) = (Clock::start(), Seldom::default(), Seldom::default());
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
@@ -87,12 +90,15 @@ impl Door {
                     Ok((stream, _)) if sessions.len() < limits::DOOR_CLIENTS_MAX => {
                         sessions.spawn(session::run(Arc::clone(&service), stream));
                     }
-                    Ok(_) => tracing::warn!(
+                    Ok(_) if full.is_due(clock.now()) => tracing::warn!(
                         limit = limits::DOOR_CLIENTS_MAX,
                         "a local client was turned away: the door has as many as it takes"
                     ),
+                    Ok(_) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "accepting a local client failed");
+                        if refused.is_due(clock.now()) {
+                            tracing::warn!(%error, "accepting a local client failed");
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },

@@ -107,6 +107,9 @@ impl Pair {
             let sentence = "--transport: the two nodes stand for two hosts: auto, verbs or tcp";
             return Err(CliError::usage(sentence));
         }
+        if args.transport == TransportChoice::Tcp && args.device.is_named() {
+            return Err(DeviceArgs::pointless());
+        }
         let cluster = Cluster::new(std::env::current_exe().map_err(CliError::failed)?)?;
         let registry = cluster.registry("registry", &[])?;
         let holder = holder(&cluster, &registry, args, (None, advertised))?;

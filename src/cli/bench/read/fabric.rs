@@ -29,6 +29,19 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
+    /// Whether any is given: then there must be a device.
+    pub(in crate::cli::bench) const fn is_named(&self) -> bool {
+        !self.rdma_device.is_empty() || self.gid_index.is_some() || self.poll.is_some()
+    }
+
+    /// What to say where they are given and no device is asked for.
+    pub(in crate::cli::bench) fn pointless() -> CliError {
+        CliError::usage(
+            "--rdma-device, --gid-index and --poll are about verbs: ask for --transport verbs too, or \
+             leave them out",
+        )
+    }
+
     /// The same settings as arguments of another process.
     pub(in crate::cli::bench) fn arguments(&self) -> Vec<String> {
         let Self { rdma_device, gid_index, poll } = self;

@@ -18,9 +18,9 @@ use super::fabric::{self, DeviceArgs, Transport, Wire};
 use super::usage::Usage;
 use crate::cli::cluster::{Cluster, Process};
 use crate::cli::process::{Ready, announce_ready, end_with_parent, watch_signals};
-use crate::cli::{CliError, put};
+use crate::cli::{CliError, put, say};
 use crate::client::Client;
-use crate::config::ProcessConfig;
+use crate::config::{ProcessConfig, socket_address};
 use crate::fabric::{Access, EventBatch, FabricEvent, Region, Wake};
 use crate::limits::STREAMS_MAX;
 use crate::memory::{HostPool, PoolOptions};
@@ -53,7 +53,7 @@ pub(super) const METRICS: &str = "127.0.0.1:0";
 #[derive(Debug, Clone, Args)]
 pub struct HoldArgs {
     /// Address that readers connect to; the other end's --peer
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = socket_address)]
     pub listen: SocketAddr,
     /// The device.
     #[command(flatten)]
@@ -87,9 +87,9 @@ pub(in super::super) fn run(args: &HoldArgs) -> Result<ExitCode, CliError> {
     })?;
     let listen = listener.local_addr().map_err(CliError::failed)?;
     let ready = Ready { listen, socket: None, metrics: None, pid: std::process::id() };
-    announce_ready(&process, &ready)?;
+    let _ready = announce_ready(&process, &ready)?;
     if process.ready_file.is_none() {
-        eprintln!("kvrail: kvrail bench read --peer {listen} can come now");
+        say(format_args!("kvrail bench read --peer {listen} can come now"));
     }
     listener.set_nonblocking(true).map_err(CliError::failed)?;
     while !stop.load(Ordering::Relaxed) {
@@ -97,7 +97,7 @@ pub(in super::super) fn run(args: &HoldArgs) -> Result<ExitCode, CliError> {
             Ok((stream, reader)) => {
                 let mut hold = Hold { args, stop: &stop, fabric: None, nodes: None };
                 if let Err(error) = hold.serve(stream) {
-                    eprintln!("kvrail: the reader {reader} ended: {error}");
+                    say(format_args!("the reader {reader} ended: {error}"));
                 }
             }
             Err(_none_yet) => {
@@ -252,7 +252,7 @@ fn serve<F: Wire>(mut fabric: F, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         batch.clear();
         if let Err(error) = fabric.poll(&mut batch, WAIT) {
-            eprintln!("kvrail: the holder's fabric ended: {error}");
+            say(format_args!("the holder's fabric ended: {error}"));
             return;
         }
         for event in &batch.events {

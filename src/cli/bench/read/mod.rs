@@ -20,6 +20,7 @@ mod running;
 mod sweep;
 mod usage;
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,7 +35,8 @@ pub use hold::HoldArgs;
 use super::{Bench, print};
 use crate::cli::CliError;
 use crate::cli::cluster::{Cluster, Process};
-use crate::config::{Size, duration};
+use crate::cli::sink::Target;
+use crate::config::{Size, duration, socket_address};
 use crate::limits::{READ_BYTES_MAX, STREAMS_MAX};
 use crate::node::TransportChoice;
 use control::Holder;
@@ -59,7 +61,7 @@ pub struct ReadArgs {
     #[arg(long, conflicts_with = "peer")]
     pub loopback: bool,
     /// Read from the kvrail bench hold at this address
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = socket_address)]
     pub peer: Option<SocketAddr>,
     /// Fabrics: auto, verbs, tcp or shm; auto is verbs where a device works, else tcp [default: auto]
     #[arg(long, value_name = "FABRIC,…", value_delimiter = ',')]
@@ -142,18 +144,14 @@ impl What {
 fn size(text: &str) -> Result<u32, String> {
     let Size(bytes) = text.parse()?;
     let good = u32::try_from(bytes).ok().filter(|_| (SIZE_MIN..=SIZE_MAX).contains(&bytes));
-    good.ok_or_else(|| format!("a block has {SIZE_MIN} to {}; got {text:?}", Size(SIZE_MAX)))
+    good.ok_or_else(|| format!("a block has {SIZE_MIN}B to {}; got {text:?}", Size(SIZE_MAX)))
 }
 
 /// Measures and reports.
 pub(super) fn run(args: &ReadArgs) -> Result<ExitCode, CliError> {
     let sweep = Sweep::new(args)?;
     // Before anything is measured, so that a run does not end without its picture.
-    if let Some(path) = &args.plot {
-        std::fs::write(path, "").map_err(|error| {
-            CliError::usage(format!("--plot: cannot write {}: {error}", path.display()))
-        })?;
-    }
+    let plot = args.plot.as_ref().map(|path| Target::new(path, "--plot")).transpose()?;
     let bench = Bench::start(sweep.steps())?;
     let child = match args.peer {
         None => Some(Child::start(&args.device)?),
@@ -166,17 +164,19 @@ pub(super) fn run(args: &ReadArgs) -> Result<ExitCode, CliError> {
     let mut report = Report::new(holder_name);
     let outcome = sweep.measure(&mut holder, &bench, &mut report);
     report.interrupted = bench.close(outcome)?;
-    if let Some(path) = &args.plot {
-        plot::draw(&report, path).map_err(|error| {
-            CliError::failed(format!("--plot: cannot write {}: {error}", path.display()))
-        })?;
-    }
     let form = match (args.json, args.lines) {
         (true, _) => Form::Json,
         (_, true) => Form::Lines,
         _ => Form::Table,
     };
-    print(report.interrupted, |out| report.write(form, out))
+    let ended = print(report.interrupted, |out| report.write(form, out))?;
+    // What was measured is told by now, whatever becomes of its picture.
+    if let Some(mut plot) = plot {
+        let svg = plot::draw(&report).map_err(CliError::failed)?;
+        plot.write_all(svg.as_bytes()).map_err(|error| plot.unwritten(&error))?;
+        plot.keep()?;
+    }
+    Ok(ended)
 }
 
 /// A holder on this host.

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::element::DashedPathElement;
@@ -58,9 +57,15 @@ impl Name {
 /// By name, values by block size.
 type Curves = BTreeMap<Name, BTreeMap<u32, f64>>;
 
-/// Draws both panels and their legend into this file.
-pub(super) fn draw(report: &Report, path: &Path) -> Drawn {
-    let root = SVGBackend::new(path, EXTENT).into_drawing_area();
+/// Both panels and their legend as SVG.
+pub(super) fn draw(report: &Report) -> Result<String, Box<dyn Error>> {
+    let mut svg = String::new();
+    paint(report, &mut svg)?;
+    Ok(svg)
+}
+
+fn paint(report: &Report, svg: &mut String) -> Drawn {
+    let root = SVGBackend::with_string(svg, EXTENT).into_drawing_area();
     root.fill(&WHITE)?;
     let (head, body) = root.split_vertically(HEAD);
     head.draw(&Text::new(report.title(), (16, 16), ("sans-serif", 15)))?;
@@ -208,10 +213,7 @@ mod tests {
     fn picture(rows: Vec<Row>) -> String {
         let mut report = Report::new("loopback".to_owned());
         report.rows = rows;
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("out.svg");
-        draw(&report, &path).unwrap();
-        std::fs::read_to_string(path).unwrap()
+        draw(&report).unwrap()
     }
 
     #[test]

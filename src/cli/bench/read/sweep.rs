@@ -141,7 +141,7 @@ fn transports(
     device: &DeviceArgs,
 ) -> Result<Vec<Transport>, CliError> {
     let choices = if choices.is_empty() { &[TransportChoice::Auto] } else { choices };
-    let is_named = !device.rdma_device.is_empty() || device.gid_index.is_some();
+    let is_named = device.is_named();
     let needed = || fabric::verbs(device, None, 1).map(|_works| Transport::Verbs);
     let mut all = Vec::new();
     for choice in choices {
@@ -155,9 +155,7 @@ fn transports(
         });
     }
     if is_named && !all.contains(&Transport::Verbs) {
-        return Err(CliError::usage(
-            "--rdma-device and --gid-index are about verbs: ask for --transport verbs too, or leave them out",
-        ));
+        return Err(DeviceArgs::pointless());
     }
     all.dedup();
     Ok(all)

@@ -30,9 +30,9 @@ pub use measure::Measure;
 pub use resident::Footprint;
 pub use zipf::{Random, Zipf, key, payload, shuffled};
 
-use super::{Bench, count, finish, print};
+use super::{Bench, count, print};
 use crate::cli::door::written;
-use crate::cli::{CliError, refuse};
+use crate::cli::{CliError, ended_by, refuse};
 use crate::limits;
 use crate::store::Store;
 use measure::Measure as M;
@@ -214,7 +214,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>, others: &[Entran
         let path = std::env::current_exe().map_err(CliError::failed)?;
         measure_all(&parsed.args, &all, &Program { path, arguments: Vec::new() })
     };
-    run().unwrap_or_else(|error| finish(&error))
+    run().unwrap_or_else(|error| ended_by(&error))
 }
 
 fn measure_all(args: &StoreArgs, all: &[Entrant], program: &Program) -> Result<ExitCode, CliError> {
