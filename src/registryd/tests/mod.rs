@@ -266,12 +266,17 @@ async fn one_call_at_a_time_still_serves_everybody() {
             let heartbeat = Heartbeat::default();
             let asked = keys(0..16_384);
             // The server gives a call up that waits for longer than calls may take.
-            eventually("it is served", async || {
-                let Ok(beat) = client.heartbeat(&identity, heartbeat).await else { return false };
-                let number = beat.registration.number;
-                client.announce(batch(node, number, 1, &asked)).await.is_ok()
-            })
-            .await;
+            let served = async {
+                loop {
+                    if let Ok(beat) = client.heartbeat(&identity, heartbeat).await {
+                        let number = beat.registration.number;
+                        if client.announce(batch(node, number, 1, &asked)).await.is_ok() {
+                            break;
+                        }
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, served).await.expect("it is not served");
         })
     });
     for client in clients.collect::<Vec<_>>() {
