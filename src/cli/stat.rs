@@ -102,8 +102,9 @@ fn in_place_rows(in_place: &InPlaceStat) -> Vec<[String; 2]> {
         let ways = layout.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic));
         let (blocks, bytes) = (layout.blocks, human(layout.bytes));
         let line = format!(
-            "layout {:#06x}, {blocks} blocks, {bytes}{}",
+            "layout {:#06x}, {blocks} blocks, {bytes}, {}{}",
             layout.pool,
+            layout.way,
             ways.collect::<String>()
         );
         rows.push(["in place".to_owned(), line]);

@@ -1,9 +1,9 @@
 //! Copies between registered host memory and a device's, or within a device, in the order asked.
 //!
 //! A [`CopyQueue`] has one stream and a fixed number of slots. Each submission takes a slot, which
-//! holds both memories until the event behind its copies has completed: neither is unregistered, freed
+//! holds its memories until the event behind its copies has completed: none is unregistered, freed
 //! or closed while the device may touch it. Slots are made once, with their events; submitting and
-//! polling allocate nothing and wait for nothing. Who waits for everything anyway begins copies without
+//! polling wait for nothing, and allocate nothing once a slot has held as many memories. Who waits for everything anyway begins copies without
 //! a slot ([`CopyQueue::begin`]), which saves their events; the queue holds their memories until it was
 //! drained. Dropping the queue waits for the stream, and only then lets the memories go.
 #![expect(unsafe_code, reason = "calls libcuda through function pointers")]
@@ -51,6 +51,14 @@ impl Piece {
         Self { from, from_pitch: len, to, to_pitch: len, width: len, rows: 1 }
     }
 
+    /// What is wrong with a target of `len` bytes for this copy.
+    pub(super) fn outside(&self, len: u64) -> Option<OutOfBounds> {
+        let span = Self::span(self.to_pitch, self.width, self.rows);
+        let end = span.and_then(|span| self.to.checked_add(span));
+        let outside = OutOfBounds { offset: self.to, len: span.unwrap_or(u64::MAX), size: len };
+        end.is_none_or(|end| end > len).then_some(outside)
+    }
+
     /// The bytes from a first row's start to the last row's end.
     const fn span(pitch: u64, width: u64, rows: u64) -> Option<u64> {
         if rows == 0 || width == 0 {
@@ -84,6 +92,15 @@ impl End {
         })
     }
 
+    /// Whether both are the same memory.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Host(one), Self::Host(other)) => Arc::ptr_eq(one, other),
+            (Self::Device(one), Self::Device(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
     fn len(&self) -> u64 {
         match self {
             Self::Host(host) => host.mapping().len(),
@@ -96,7 +113,20 @@ impl End {
 struct Slot {
     event: Event,
     token: u64,
-    ends: Option<(End, End)>,
+    ends: Vec<(End, End)>,
+}
+
+impl Slot {
+    /// Holds both memories of a copy. Copies between the same ones come one after the other.
+    fn hold(&mut self, from: &End, to: &End) {
+        if self
+            .ends
+            .last()
+            .is_none_or(|(last_from, last_to)| !(last_from.is(from) && last_to.is(to)))
+        {
+            self.ends.push((from.clone(), to.clone()));
+        }
+    }
 }
 
 /// A stream of copies. See the module's documentation.
@@ -119,7 +149,7 @@ impl CopyQueue {
     /// [`CudaError::Call`].
     pub fn new(bound: &Bound<'_>, slots: usize) -> Result<Self, CudaError> {
         let limit = slots.max(1);
-        let slot = |_| Ok(Slot { event: Event::new(bound)?, token: 0, ends: None });
+        let slot = |_| Ok(Slot { event: Event::new(bound)?, token: 0, ends: Vec::new() });
         let free = (0..limit).map(slot).collect::<Result<Vec<_>, CudaError>>()?;
         let stream = Stream::new(bound)?;
         let flying = VecDeque::with_capacity(limit);
@@ -147,11 +177,24 @@ impl CopyQueue {
         pieces: &[Piece],
         token: u64,
     ) -> Result<(), CudaError> {
-        check(ends, pieces)?;
+        self.submit_all(bound, pieces.iter().map(|piece| (ends, *piece)), token)
+    }
+
+    /// As [`Self::submit`], for copies between several memories.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn submit_all<'a>(
+        &mut self,
+        bound: &Bound<'_>,
+        mut copies: impl Iterator<Item = ((&'a End, &'a End), Piece)> + Clone,
+        token: u64,
+    ) -> Result<(), CudaError> {
+        copies.clone().try_for_each(|(ends, piece)| check(ends, &[piece]))?;
         let mut slot = self.free.pop().ok_or(CudaError::Full { limit: self.limit })?;
         slot.token = token;
-        slot.ends = Some((ends.0.clone(), ends.1.clone()));
-        let begun = pieces.iter().try_for_each(|piece| copy(bound, &self.stream, ends, piece));
+        copies.clone().for_each(|((from, to), _)| slot.hold(from, to));
+        let begun = copies.try_for_each(|(ends, piece)| copy(bound, &self.stream, ends, &piece));
         // Even where a copy was refused those before it run, and hold the memories.
         let recorded = slot.event.record(bound, &self.stream);
         self.flying.push_back(slot);
@@ -186,7 +229,7 @@ impl CopyQueue {
                 break;
             }
             let Some(mut slot) = self.flying.pop_front() else { break };
-            slot.ends = None;
+            slot.ends.clear();
             ended.push(slot.token);
             self.free.push(slot);
         }

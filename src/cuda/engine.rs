@@ -20,6 +20,7 @@ use super::{
     Bound, Context, CopyQueue, CudaError, Device, DeviceMemory, Driver, End, Event,
     HostRegistration, IpcEventHandle, IpcMemoryHandle, Piece,
 };
+use crate::layout::{BlockId, Layout};
 use crate::memory::{
     Claim, Claims, Copier, CopyError, Direction, EngineMemory, ExportRefused, ExportedRange,
     ForeignMemory, Identity, ImportError, Mapping, Registrable, StridedCopy,
@@ -355,4 +356,32 @@ fn pieces(direction: Direction, copy: &StridedCopy) -> impl Iterator<Item = Piec
         let (width, rows) = (copy.width.into(), rows.into());
         Piece { from, from_pitch, to, to_pitch, width, rows }
     })
+}
+
+/// The copies that bring a block of a layout together, in the order of its logical bytes: each with the
+/// allocation that it comes from. Allocations that are no GPU's are left out.
+pub fn rows<'a>(
+    (layout, memory): (&'a Layout, &'a [Arc<dyn EngineMemory>]),
+    block: BlockId,
+) -> impl Iterator<Item = (Arc<DeviceMemory>, Piece)> + 'a {
+    layout
+        .rows(block)
+        .filter_map(move |rows| {
+            let memory = memory.get(usize::from(rows.allocation.0))?;
+            let memory: &dyn Any = &**memory;
+            let End::Device(memory) = &memory.downcast_ref::<ImportedMemory>()?.memory else {
+                return None;
+            };
+            let copy = StridedCopy {
+                memory_offset: rows.offset,
+                memory_pitch: rows.pitch,
+                pool_offset: rows.logical,
+                pool_pitch: rows.logical_pitch,
+                width: rows.width,
+                rows: rows.count,
+            };
+            let memory = Arc::clone(memory);
+            Some(pieces(Direction::Save, &copy).map(move |piece| (Arc::clone(&memory), piece)))
+        })
+        .flatten()
 }

@@ -56,7 +56,7 @@ pub use copies::{CopyQueue, End, Piece};
 pub use device::{Device, DeviceAttributes, WriteOrdering};
 pub use dma_buf::DmaBuf;
 pub use driver::{Driver, LIBRARY_NAME};
-pub use engine::{EngineDevices, OnLoss};
+pub use engine::{EngineDevices, OnLoss, rows};
 pub use error::CudaError;
 pub use event::{Event, IpcEventHandle};
 pub use host::HostRegistration;

@@ -77,6 +77,8 @@ pub struct Staging<T> {
     device: End,
     staged: End,
     ended: Vec<u64>,
+    /// The pieces of one block, kept for the next one.
+    gathered: Vec<(End, Piece)>,
 }
 
 impl<T> Staging<T> {
@@ -100,6 +102,7 @@ impl<T> Staging<T> {
             staged: End::Host(Arc::clone(&host)),
             host,
             ended: Vec::with_capacity(SLOTS),
+            gathered: Vec::new(),
         })
     }
 
@@ -151,6 +154,48 @@ impl<T> Staging<T> {
         };
         let before = self.queue.in_flight();
         let begun = self.queue.submit(bound, ends, &[piece], slot.piece.number);
+        self.fly(begun, before, (slot, owned))
+    }
+
+    /// Begins copies of these pieces of other memory of the device into a slot, where their targets count
+    /// from its start. Slot and `owned` come back by [`Self::poll`], when all of them have ended.
+    ///
+    /// # Errors
+    /// As [`Self::begin`]; a piece that leaves the slot is out of bounds.
+    pub fn gather(
+        &mut self,
+        bound: &Bound<'_>,
+        slot: StagingSlot,
+        pieces: impl Iterator<Item = (Arc<DeviceMemory>, Piece)>,
+        owned: T,
+    ) -> Result<(), (CudaError, Option<(StagingSlot, T)>)> {
+        let (at, len) = (slot.offset(), slot.len());
+        let mut gathered = std::mem::take(&mut self.gathered);
+        gathered.extend(pieces.map(|(memory, piece)| (End::Device(memory), piece)));
+        let outside = gathered.iter().find_map(|(_, piece)| piece.outside(len));
+        let before = self.queue.in_flight();
+        let begun = match outside {
+            Some(outside) => Err(CudaError::from(outside)),
+            None => {
+                let copies = gathered.iter().map(|(from, piece)| {
+                    let to = at + piece.to;
+                    ((from, &self.staged), Piece { to, ..*piece })
+                });
+                self.queue.submit_all(bound, copies, slot.piece.number)
+            }
+        };
+        gathered.clear();
+        self.gathered = gathered;
+        self.fly(begun, before, (slot, owned))
+    }
+
+    /// Keeps what a copy owns that may have begun; `before` says how many copies were in flight.
+    fn fly(
+        &mut self,
+        begun: Result<(), CudaError>,
+        before: usize,
+        (slot, owned): (StagingSlot, T),
+    ) -> Result<(), (CudaError, Option<(StagingSlot, T)>)> {
         if self.queue.in_flight() > before {
             // Even where the driver refused it may have begun.
             self.flying.push_back((slot, owned));

@@ -13,7 +13,7 @@ use crate::peer::{Landing, LentLayout, Pressure, Published, Settled};
 use crate::protocol::Place;
 use crate::runtime::in_place::{InPlace, ServedLayout};
 use crate::store::{Evicted, Found};
-use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, PoolId, Scope};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, PoolId, ResidentId, Scope};
 
 /// A pool's registration with the fabric.
 #[derive(Debug, Clone, Copy)]
@@ -130,16 +130,28 @@ impl Landing for NodeLanding {
         }
     }
 
-    fn prepare(&mut self, found: &Found) -> bool {
-        match &mut self.tier {
-            Some(tier) if found.payload.extent.pool == PoolId::GPU => tier.prepare(found),
-            _ => true,
+    fn look_again(&mut self) {
+        if let Some(tier) = &mut self.tier {
+            tier.look_again();
         }
+    }
+
+    fn prepare(&mut self, found: &Found) -> bool {
+        let Some(tier) = &mut self.tier else { return true };
+        let pool = found.payload.extent.pool;
+        if pool == PoolId::GPU {
+            return tier.prepare(found);
+        }
+        let lies = self.layouts.get(&pool).and_then(|layout| layout.staged.as_deref());
+        lies.is_none_or(|lies| tier.prepare_in_place(found, lies))
     }
 
     fn remote(&self, extent: &Extent) -> Option<Place> {
         if extent.pool.kind() == MemoryKind::Engine {
             let (layout, block) = (self.layouts.get(&extent.pool)?, extent.offset);
+            if layout.staged.is_some() {
+                return self.tier.as_ref()?.staged(extent).map(Place::Span);
+            }
             let block = BlockId(u32::try_from(block).ok()?);
             return Some(Place::Block { layout: layout.number, block, len: extent.len });
         }
@@ -154,6 +166,10 @@ impl Landing for NodeLanding {
         let layout = self.layouts.values().find(|layout| layout.number == number)?;
         let ServedLayout { blocks, regions, tensors, .. } = layout;
         Some(LentLayout { blocks: *blocks, regions, tensors })
+    }
+
+    fn lets_go(&mut self, resident: ResidentId) -> bool {
+        self.tier.as_mut().is_none_or(|tier| tier.lets_go(resident))
     }
 
     fn removed(&mut self, removed: &Evicted) {

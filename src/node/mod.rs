@@ -172,6 +172,7 @@ impl Node {
         let (registry, registry_name) = registry(&options.registry, clock)?;
         let local = local_node(&identity, requester, &options.secret)?;
         let imports = Imports::new(&residency, options.gpu_driver.clone(), gpu.as_ref());
+        let stages = gpu.as_ref().map(Gpu::stages);
         let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
         let StartedData { handle: data, thread, transport, no_shared_memory, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
@@ -208,7 +209,7 @@ impl Node {
             announcer: announcer.handle(),
             names: Mutex::default(),
             imports,
-            in_place: Layouts::new(&options),
+            in_place: Layouts::new(&options, stages),
             copies: Copies::default(),
             gpu,
             clock,

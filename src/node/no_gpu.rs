@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::in_place::Stages;
 use super::options::{GpuOptions, NodeError};
 use super::transport::{GpuMemory, GpuRegions};
 use crate::fabric::{RegisteredSpan, RemoteSpan};
@@ -12,6 +13,7 @@ use crate::memory::{HostPool, Pool, Reservation};
 use crate::peer::Settled;
 use crate::protocol::door::AcquireOutcome;
 use crate::protocol::door::stat::GpuStat;
+use crate::runtime::door::Imported;
 use crate::store::Found;
 use crate::types::{Extent, ResidentId};
 
@@ -55,6 +57,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(super) fn stages(&self) -> Stages {
+        match self.0 {}
+    }
+
     pub(super) fn stat(&self, _regions: &GpuRegions) -> GpuStat {
         match self.0 {}
     }
@@ -92,6 +98,22 @@ impl Tier {
     }
 
     pub(super) fn prepare(&mut self, _found: &Found) -> bool {
+        match self.0 {}
+    }
+
+    pub(super) fn lets_go(&mut self, _resident: ResidentId) -> bool {
+        match self.0 {}
+    }
+
+    pub(super) fn look_again(&mut self) {
+        match self.0 {}
+    }
+
+    pub(super) fn prepare_in_place(&mut self, _found: &Found, _lies: &Imported) -> bool {
+        match self.0 {}
+    }
+
+    pub(super) fn staged(&self, _extent: &Extent) -> Option<RemoteSpan> {
         match self.0 {}
     }
 

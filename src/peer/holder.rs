@@ -466,6 +466,7 @@ struct ParkedLend {
 
 /// Makes all blocks of a lend ready, or begins to; whether they are.
 fn prepare_all<L: Landing>(pinned: &[Result<Found, PinError>], landing: &mut L) -> bool {
+    landing.look_again();
     // All of them are asked, so that what takes time runs at once.
     let unready = pinned.iter().flatten().filter(|found| !landing.prepare(found));
     unready.count() == 0

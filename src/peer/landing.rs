@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use crate::fabric::RegisteredSpan;
 use crate::protocol::{Place, RegionEntry, TensorEntry};
 use crate::store::{Evicted, Found};
-use crate::types::{BlockKey, EvictionRank, Extent, Load, Scope};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, ResidentId, Scope};
 
 /// What became of a block that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +73,10 @@ pub trait Landing {
         rank: EvictionRank,
     ) -> Published;
 
+    /// The blocks of a lend are asked for, or asked for again: what [`Self::prepare`] may do at a time, it
+    /// may do anew.
+    fn look_again(&mut self) {}
+
     /// Makes a resident, which the caller has pinned, ready for [`Self::remote`], a step at a time and
     /// without waiting. Whether it is; a caller that gives up asks for it no more, and tells its reader to
     /// pause by [`Self::pause_ms`].
@@ -89,6 +93,13 @@ pub trait Landing {
     fn layout(&self, number: u32) -> Option<LentLayout<'_>> {
         let _ = number;
         None
+    }
+
+    /// Whether a resident that is withdrawn may go, as far as this node's own copies out of it are
+    /// concerned. One that may not is asked for again.
+    fn lets_go(&mut self, resident: ResidentId) -> bool {
+        let _ = resident;
+        true
     }
 
     /// A resident that was withdrawn is gone, and nobody can read it any more.

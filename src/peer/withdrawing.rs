@@ -5,7 +5,8 @@
 //! lend that waits, and no lease that lends it is renewed. Readers finish what they read, within
 //! [`limits::WITHDRAW_GRACE`]; a lease that still lends it then counts as expired, and ends as such: its
 //! requester's access is cut first, and its pins go then (invariant 2). A resident goes as soon as
-//! nobody has a pin on it, and a withdrawal is over when all of its residents are gone.
+//! nobody has a pin on it and the node's own copies out of it have ended ([`Landing::lets_go`]), and a
+//! withdrawal is over when all of its residents are gone.
 //!
 //! Nobody tells this thread when a local reader gives a pin back, so residents that are pinned are looked
 //! at every [`limits::WITHDRAW_LOOK`], a bounded number at a time. Local readers are for the node to
@@ -94,7 +95,7 @@ impl Withdrawals {
         }
     }
 
-    /// Takes out those that nobody has a pin on, of [`limits::WITHDRAW_LOOKS`] that it looks at.
+    /// Takes out those that nobody reads, of [`limits::WITHDRAW_LOOKS`] that it looks at.
     fn look<L: Landing>(&mut self, store: &Store, landing: &mut L, now: Timestamp) {
         let (mut looks, mut turns) = (limits::WITHDRAW_LOOKS, self.open.len());
         let mut gone = false;
@@ -106,7 +107,11 @@ impl Withdrawals {
                 && let Some(&resident) = one.residents.get(one.next)
             {
                 looks -= 1;
-                match store.remove(resident) {
+                // It is lent no more, so no copy of it begins after this one has ended.
+                let through = landing.lets_go(resident);
+                let removed =
+                    if through { store.remove(resident) } else { Err(RemoveError::Pinned) };
+                match removed {
                     Ok(removed) => landing.removed(&removed),
                     Err(RemoveError::Gone) => {}
                     Err(RemoveError::Pinned) => {

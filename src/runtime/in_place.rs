@@ -5,10 +5,12 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
 use super::data::{Command, DataHandle, DataThread, Stopped};
+use super::door::Imported;
 use super::mailroom::Answer;
 use crate::fabric::{Access, FabricError, Region, RegionId};
 use crate::memory::{Climb, ForeignFabric, Pinner, Registrable, Rung};
@@ -31,6 +33,9 @@ pub struct ServedLayout {
     pub regions: Vec<RegionEntry>,
     /// Its tensors; an allocation is a place in the list of regions.
     pub tensors: Vec<TensorEntry>,
+    /// Where no card reaches its memory: what copies of its blocks are made from. It has no regions then,
+    /// and peers are not told of it.
+    pub staged: Option<Arc<Imported>>,
 }
 
 /// A landing that may serve layouts; without more, none.

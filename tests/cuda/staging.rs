@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvrail::cuda::{Bound, Context, DeviceMemory, Staging, StagingCopy};
+use kvrail::cuda::{Bound, Context, CopyQueue, DeviceMemory, End, Piece, Staging, StagingCopy};
 
-use crate::context;
 use crate::cuda_standin::StandIn;
+use crate::{context, host};
 
 const LEN: u64 = 1 << 20;
 const BLOCK: u64 = 128 << 10;
@@ -121,4 +121,52 @@ fn a_lost_device_gives_nothing_back_before_the_end() {
     assert!(error.is_lost() && back.is_none(), "it may have begun: {error}");
     assert!(staging.poll(&bound, |_, _| ()).unwrap_err().is_lost());
     assert_eq!(staging.in_flight(), 1, "its slot is not taken again");
+}
+
+/// Device memory full of a byte.
+fn filled(context: &Arc<Context>, byte: u8) -> Arc<DeviceMemory> {
+    let bound = context.bind().unwrap();
+    let (host, memory) = (host(context, LEN), DeviceMemory::allocate(&bound, LEN).unwrap());
+    host.mapping().write(0, &vec![byte; usize::try_from(LEN).unwrap()]).unwrap();
+    let ends = (End::Host(host), End::Device(Arc::clone(&memory)));
+    let mut queue = CopyQueue::new(&bound, 1).unwrap();
+    queue.submit(&bound, (&ends.0, &ends.1), &[Piece::contiguous(0, 0, LEN)], 0).unwrap();
+    queue.drain(&bound, &mut Vec::new()).unwrap();
+    memory
+}
+
+#[test]
+fn rows_of_several_memories_are_gathered_in_one_slot_which_holds_them() {
+    let Some(standin) = StandIn::new() else { return };
+    let Scene { context, mut staging } = Scene::new(&standin);
+    let bound = context.bind().unwrap();
+    let (one, other) = (filled(&context, 1), filled(&context, 2));
+    // Thirty-two bytes of each in turn, four times.
+    let rows = Piece { from: 100, from_pitch: 1000, to: 0, to_pitch: 64, width: 32, rows: 4 };
+    let between = Piece { from: 0, from_pitch: 512, to: 32, ..rows };
+    let kept = Arc::downgrade(&other);
+    standin.control("cuMemcpy2DAsync_v2 hold 1");
+    // Not at the start of the ring, so that targets are seen to count from the slot.
+    let (first, slot) = (staging.take(64).unwrap(), staging.take(256).unwrap());
+    let at = slot.offset();
+    let pieces = [(Arc::clone(&one), rows), (other, between)];
+    staging.gather(&bound, slot, pieces.into_iter(), 7).unwrap();
+    staging.poll(&bound, |_, _| panic!("it ended before its copies had")).unwrap();
+    assert!(kept.upgrade().is_some(), "the copy holds what it reads");
+    standin.control("");
+    assert_eq!(ended(&mut staging, &bound, 1), [(7, 1)]);
+    let mut bytes = [0; 256];
+    staging.mapping().read(at, &mut bytes).unwrap();
+    let expected: Vec<u8> = [[1; 32], [2; 32]].concat().repeat(4);
+    assert_eq!(bytes.as_slice(), expected);
+    assert!(kept.upgrade().is_none(), "and lets go of it then");
+    drop(first);
+
+    let slot = staging.take(256).unwrap();
+    let beyond = Piece { to: 33, ..rows };
+    let refused = staging.gather(&bound, slot, std::iter::once((one, beyond)), 8);
+    let (error, back) = refused.unwrap_err();
+    assert!(matches!(error, kvrail::cuda::CudaError::Bounds(_)), "{error}");
+    assert_eq!(back.map(|(slot, owned)| (slot.len(), owned)), Some((256, 8)));
+    assert_eq!((staging.used(), staging.in_flight()), (0, 0));
 }

@@ -43,6 +43,8 @@ mod hung_peers;
 mod in_place;
 #[cfg(feature = "gpu")]
 mod in_place_gpu;
+#[cfg(feature = "gpu")]
+mod in_place_staged;
 mod large_read;
 mod lost_messages;
 mod nics;

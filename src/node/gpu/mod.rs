@@ -10,6 +10,9 @@
 //!   round ([`Tier::settle`]).
 //! - **Serving.** Where cards do not reach the pool a copy of the block in staging memory is lent
 //!   ([`Tier::prepare`]). It stays as long as the resident is pinned: by then every lease of it is over.
+//!   The same goes for blocks that lie in an engine's memory on this GPU where cards do not reach that
+//!   ([`Tier::prepare_in_place`]): they are gathered in the order of their bytes. A block that its engine
+//!   has back stays a resident until that copy has ended ([`Tier::lets_go`]).
 //! - **Local engines** that have no part in the GPU get a copy in a host pool ([`shadow`]).
 //!
 //! The pool has victims of its own: a full one evicts its own residents, as the host pools evict theirs.
@@ -42,12 +45,14 @@ use crate::cuda::{
     Staging,
 };
 use crate::memory::{ForeignMemory, HostPool, Pool};
+use crate::protocol::door::DeviceUuid;
 use crate::protocol::door::stat::{GpuStat, GpuWayRefused, GpuWayStat};
 use crate::types::PoolId;
 
 pub(super) use shadow::Shadows;
 pub(super) use tier::{Arriving, Tier};
 
+use super::in_place::Stages;
 use super::options::{GpuOptions, NodeError};
 use super::residency::Residency;
 use super::transport::{GpuMemory, GpuRegions};
@@ -145,6 +150,12 @@ impl Gpu {
     pub(super) fn devices(&self, residency: &Arc<Residency>) -> EngineDevices {
         let on_loss = Arc::clone(residency) as Arc<dyn OnLoss>;
         EngineDevices::sharing(Arc::clone(&self.context), self.shadows.hosts(), Some(on_loss))
+    }
+
+    /// What copies it can lend of blocks in engines' memory.
+    pub(super) fn stages(&self) -> Stages {
+        let device = DeviceUuid(self.context.device().attributes().uuid);
+        Stages { device, block_bytes_max: self.leaving.mapping().len() }
     }
 
     /// What is told of it; said in the log, too.

@@ -5,6 +5,7 @@
 #[expect(dead_code, reason = "the tests of the room use more of it")]
 mod cuda_standin;
 
+mod in_place;
 mod steady;
 
 use std::time::Duration;
@@ -188,6 +189,7 @@ impl Scene {
     fn lent(&mut self, number: u8) -> Option<Vec<u8>> {
         let found = self.residency.store.pin(&key(number)).unwrap();
         let deadline = Deadline::after(PATIENCE);
+        self.landing.look_again();
         while !self.landing.prepare(&found) {
             assert!(self.landing.remote(&found.payload.extent).is_none(), "not before it is ready");
             assert!(deadline.pause(Duration::from_millis(1)), "not in time");

@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use super::block::{Block, Blocks};
 use super::note_loss;
-use crate::cuda::{Bound, Context, CudaError, GpuPool, Staging, StagingCopy, StagingSlot};
+use crate::cuda::{Bound, Context, CudaError, GpuPool, Staging, StagingCopy, StagingSlot, rows};
 use crate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
+use crate::layout::BlockId;
 use crate::memory::Reservation;
 use crate::node::residency::Residency;
 use crate::peer::Settled;
+use crate::runtime::door::Imported;
 use crate::store::{Found, ResidentView, Store};
-use crate::types::{Extent, ResidentId, Scope};
+use crate::types::{Extent, PoolId, ResidentId, Scope};
 
 /// How long a requester holds back while blocks wait for staging memory, milliseconds: a READ of some
 /// blocks, and the end of its lease.
@@ -19,6 +21,10 @@ const PAUSE_FOR_STAGING_MS: u32 = 10;
 
 /// Copies that are kept to be lent, before their table grows.
 const LEAVING: usize = 512;
+
+/// Calls of the driver that may begin copies to staging memory before the data thread looks at something
+/// else: some 2 microseconds each. A block in pieces needs one for each tensor, or more.
+const CALLS_AT_ONCE: usize = 128;
 
 /// What a tier is made of.
 #[derive(Debug)]
@@ -58,11 +64,18 @@ impl Arriving {
     }
 }
 
-/// Which copy to staging memory has ended: by the offset of its source in the pool, and its number. One
-/// that the driver refused ends, too, when others of that extent may be under way.
+/// Where a block is that is copied to staging memory: what its extent names.
+type Source = (PoolId, u64);
+
+const fn source_of(extent: &Extent) -> Source {
+    (extent.pool, extent.offset)
+}
+
+/// Which copy to staging memory has ended: by its source, and its number. One that the driver refused
+/// ends, too, when others of that extent may be under way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeavingAt {
-    offset: u64,
+    source: Source,
     attempt: u64,
 }
 
@@ -89,8 +102,9 @@ pub(in crate::node) struct Tier {
     parts: TierParts,
     /// What is on its way into the pool.
     blocks: Blocks,
-    /// By offset in the pool.
-    leaving: HashMap<u64, Leaving>,
+    leaving: HashMap<Source, Leaving>,
+    /// Calls that may be made before the next look.
+    calls: usize,
     /// Kept for the next look at what is pinned.
     views: Vec<ResidentView>,
     /// Copies to staging memory so far.
@@ -104,7 +118,7 @@ impl Tier {
         // Room for more than staging has places: what is lent allocates nothing.
         let leaving = HashMap::with_capacity(LEAVING);
         let (blocks, views) = (Blocks::default(), Vec::with_capacity(1));
-        Self { parts, blocks, leaving, views, attempts: 0, exhausted: false }
+        Self { parts, blocks, leaving, views, calls: CALLS_AT_ONCE, attempts: 0, exhausted: false }
     }
 
     pub(in crate::node) fn is_lost(&self) -> bool {
@@ -215,22 +229,36 @@ impl Tier {
         })
     }
 
+    /// The data thread has looked at other things: more copies may be begun.
+    pub(in crate::node) fn look_again(&mut self) {
+        self.calls = CALLS_AT_ONCE;
+    }
+
     /// Makes a resident of the pool ready to be lent; `false` while that takes its time. The caller has
     /// it pinned.
     pub(in crate::node) fn prepare(&mut self, found: &Found) -> bool {
-        if self.parts.direct.is_some() || self.is_lost() {
+        self.parts.direct.is_some() || self.stage(found, None)
+    }
+
+    /// The same for a resident in an engine's memory on this GPU that cards do not reach.
+    pub(in crate::node) fn prepare_in_place(&mut self, found: &Found, lies: &Imported) -> bool {
+        self.stage(found, Some(lies))
+    }
+
+    fn stage(&mut self, found: &Found, lies: Option<&Imported>) -> bool {
+        if self.is_lost() {
             return true;
         }
         let extent = found.payload.extent;
-        let leaving = self.leaving.get(&extent.offset).filter(|it| it.resident == found.id);
+        let leaving = self.leaving.get(&source_of(&extent)).filter(|it| it.resident == found.id);
         match leaving.map(|leaving| &leaving.copy) {
             Some(LeavingCopy::Ready(_)) => return true,
             Some(LeavingCopy::Running) => {}
             Some(LeavingCopy::Refused) | None => {
-                if let Err(error) = self.begin_leaving(found.id, extent) {
+                if let Err(error) = self.begin_leaving(found.id, extent, lies) {
                     self.note(&error);
                     let (resident, copy) = (found.id, LeavingCopy::Refused);
-                    self.leaving.insert(extent.offset, Leaving { resident, attempt: 0, copy });
+                    self.leaving.insert(source_of(&extent), Leaving { resident, attempt: 0, copy });
                     return true;
                 }
             }
@@ -239,13 +267,20 @@ impl Tier {
             self.lose(&error);
             return true;
         }
-        matches!(
-            self.leaving.get(&extent.offset),
-            Some(Leaving { copy: LeavingCopy::Ready(_), .. })
-        )
+        // The copy of an earlier tenant of this place may be there still, and is none of this one.
+        let leaving = self.leaving.get(&source_of(&extent)).filter(|it| it.resident == found.id);
+        leaving.is_some_and(|leaving| matches!(leaving.copy, LeavingCopy::Ready(_)))
     }
 
-    fn begin_leaving(&mut self, resident: ResidentId, extent: Extent) -> Result<(), CudaError> {
+    fn begin_leaving(
+        &mut self,
+        resident: ResidentId,
+        extent: Extent,
+        lies: Option<&Imported>,
+    ) -> Result<(), CudaError> {
+        if self.calls == 0 {
+            return Ok(());
+        }
         let bound = self.parts.context.bind()?;
         let staging = &mut self.parts.leaving.0;
         let slot = staging.take(extent.len.into()).or_else(|| {
@@ -262,12 +297,25 @@ impl Tier {
         self.exhausted = slot.is_none();
         let Some(slot) = slot else { return Ok(()) };
         self.attempts += 1;
-        let (offset, attempt) = (extent.offset, self.attempts);
-        let owned = LeavingAt { offset, attempt };
-        match staging.begin(&bound, StagingCopy::FromDevice, (slot, offset), owned) {
+        let (source, attempt) = (source_of(&extent), self.attempts);
+        let owned = LeavingAt { source, attempt };
+        let calls = &mut self.calls;
+        let begun = match lies {
+            None => {
+                *calls -= 1;
+                staging.begin(&bound, StagingCopy::FromDevice, (slot, extent.offset), owned)
+            }
+            Some(Imported { layout, memory }) => {
+                let block = BlockId(u32::try_from(extent.offset).unwrap_or(u32::MAX));
+                let rows = rows((layout, memory), block);
+                let counted = rows.inspect(|_| *calls = calls.saturating_sub(1));
+                staging.gather(&bound, slot, counted, owned)
+            }
+        };
+        match begun {
             Ok(()) => {
                 let copy = LeavingCopy::Running;
-                self.leaving.insert(offset, Leaving { resident, attempt, copy });
+                self.leaving.insert(source, Leaving { resident, attempt, copy });
                 Ok(())
             }
             Err((error, Some(_))) if error.is_backpressure() => Ok(()),
@@ -278,12 +326,27 @@ impl Tier {
     fn poll_leaving(&mut self) -> Result<(), CudaError> {
         let bound = self.parts.context.bind()?;
         let leaving = &mut self.leaving;
-        self.parts.leaving.0.poll(&bound, |slot, LeavingAt { offset, attempt }| {
-            let wanted = leaving.get_mut(&offset).filter(|entry| entry.attempt == attempt);
+        self.parts.leaving.0.poll(&bound, |slot, LeavingAt { source, attempt }| {
+            let wanted = leaving.get_mut(&source).filter(|entry| entry.attempt == attempt);
             if let Some(entry) = wanted {
                 entry.copy = LeavingCopy::Ready(slot);
             }
         })
+    }
+
+    /// Whether no copy of a resident is under way that is to be lent: its memory may be closed then. What
+    /// a lost GPU's copies own is theirs for ever.
+    pub(in crate::node) fn lets_go(&mut self, resident: ResidentId) -> bool {
+        if self.is_lost() || self.parts.leaving.0.in_flight() == 0 {
+            return true;
+        }
+        if let Err(error) = self.poll_leaving() {
+            self.lose(&error);
+            return true;
+        }
+        let mut running =
+            self.leaving.values().filter(|it| matches!(it.copy, LeavingCopy::Running));
+        !running.any(|leaving| leaving.resident == resident)
     }
 
     /// How long readers should hold back, milliseconds; 0 unless blocks wait for a place to be lent from.
@@ -293,13 +356,18 @@ impl Tier {
 
     /// What a peer is told to read for an extent of the pool.
     pub(in crate::node) fn remote(&self, extent: &Extent) -> Option<RemoteSpan> {
+        match &self.parts.direct {
+            Some(direct) if !self.is_lost() => direct.remote(extent.offset, extent.len),
+            _ => self.staged(extent),
+        }
+    }
+
+    /// The same for a block that a copy is lent of.
+    pub(in crate::node) fn staged(&self, extent: &Extent) -> Option<RemoteSpan> {
         if self.is_lost() {
             return None;
         }
-        if let Some(direct) = &self.parts.direct {
-            return direct.remote(extent.offset, extent.len);
-        }
-        let LeavingCopy::Ready(slot) = &self.leaving.get(&extent.offset)?.copy else {
+        let LeavingCopy::Ready(slot) = &self.leaving.get(&source_of(extent))?.copy else {
             return None;
         };
         self.parts.leaving.1.remote(slot.offset(), extent.len)

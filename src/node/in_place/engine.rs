@@ -145,15 +145,21 @@ impl Inner {
         let mut places: Vec<AllocationId> = tensors.iter().map(|it| it.allocation).collect();
         places.sort_unstable();
         places.dedup();
-        self.register(&mut ways, &places, &imported).await.map_err(|error| {
-            if let NotRegistered::NoWay(climb) = &error {
-                *lock(&self.in_place.refused) = Some(climb.clone());
+        let registered = self.register(&mut ways, &places, &imported).await;
+        let (known, mut climbs) = match registered {
+            Ok(()) => (places.iter().filter_map(|place| ways.0.get(place)).collect(), Vec::new()),
+            Err(NotRegistered::NoWay(climb)) => {
+                if let Some(why) = self.in_place.not_staged(&imported) {
+                    *lock(&self.in_place.refused) = Some(climb.clone());
+                    return Err(refused(&format!("{}, {why}", NotRegistered::NoWay(climb))));
+                }
+                (Vec::new(), vec![climb])
             }
-            refused(&error)
-        })?;
-        let known: Vec<_> = places.iter().filter_map(|place| ways.0.get(place)).collect();
+            Err(error) => return Err(refused(&error)),
+        };
+        let staged = known.is_empty().then(|| Arc::clone(&imported));
         let regions: Vec<_> = known.iter().map(|(region, _)| RegionEntry::from(region)).collect();
-        let climbs = known.iter().filter_map(|(_, climb)| climb.clone()).collect();
+        climbs.extend(known.iter().filter_map(|(_, climb)| climb.clone()));
         let tensor = |tensor: &Tensor| {
             let place = places.binary_search(&tensor.allocation).unwrap_or_default();
             let allocation = AllocationId(u16::try_from(place).unwrap_or(u16::MAX));
@@ -163,6 +169,7 @@ impl Inner {
         let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
         let open = Arc::new(Open {
             imported,
+            staged: staged.is_some(),
             climbs,
             published: AtomicU64::new(0),
             leaving: Mutex::default(),
@@ -171,7 +178,7 @@ impl Inner {
             .in_place
             .number(&open)
             .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
-        let served = ServedLayout { pool, number, blocks, bytes, regions, tensors };
+        let served = ServedLayout { pool, number, blocks, bytes, regions, tensors, staged };
         if let Err(stopped) = self.data.serve(served) {
             self.in_place.free(pool);
             return Err(refused(&stopped));
@@ -316,7 +323,8 @@ impl Inner {
         let pools: Vec<PoolId> = layouts.values().map(|layout| layout.pool).collect();
         let regions: Vec<_> = ways.0.values().map(|(region, _)| region.id).collect();
         ways.0.clear();
-        if !regions.is_empty() {
+        if !(pools.is_empty() && regions.is_empty()) {
+            // What the data thread has of their memory is not the last of it.
             self.surely(|data| data.let_go(pools.clone(), regions.clone())).await;
         }
         pools.iter().for_each(|pool| self.in_place.free(*pool));

@@ -9,6 +9,9 @@
 //! any more; then the layout is forgotten and its regions are let go; then its number is free; and only
 //! then the memory goes. Nothing of that needs the engine.
 //!
+//! Where no card reaches the memory because it is a GPU's, copies are lent of its blocks, out of the staging
+//! memory of the node's own GPU ([`Stages`]), if that is the same one.
+//!
 //! Local readers, which cannot look into an engine's memory, get copies ([`copies`]).
 
 mod copies;
@@ -21,6 +24,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::layout::BlockId;
 use crate::memory::{Climb, GpuDirect, Rung};
 use crate::node::options::NodeOptions;
+use crate::protocol::door::DeviceUuid;
 use crate::protocol::door::stat::{GpuWayRefused, InPlaceStat, LayoutStat};
 use crate::runtime::door::Imported;
 use crate::sync::{Mutex, lock};
@@ -29,10 +33,21 @@ use crate::types::{Extent, MemoryKind, PoolId};
 pub(super) use copies::Copies;
 pub use engine::{Engine, Opened};
 
+/// A GPU that lends copies of blocks where cards do not reach them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stages {
+    /// Which: blocks lie in its memory.
+    pub(super) device: DeviceUuid,
+    /// Longest block that finds a place, bytes.
+    pub(super) block_bytes_max: u64,
+}
+
 /// A layout that blocks are published in.
 #[derive(Debug)]
 struct Open {
     imported: Arc<Imported>,
+    /// Whether peers get copies of its blocks.
+    staged: bool,
     /// How its memory came to be registered, where that is another driver's.
     climbs: Vec<Climb>,
     /// Residents that lie in it.
@@ -49,6 +64,8 @@ pub(super) struct Layouts {
     next: AtomicU32,
     /// The ways into other drivers' memory that may be taken.
     rungs: &'static [Rung],
+    /// What lends copies where none of them can be had.
+    stages: Option<Stages>,
     /// Why none can be read in place.
     never: Option<&'static str>,
     /// Why the last one that could not be opened was refused.
@@ -56,7 +73,7 @@ pub(super) struct Layouts {
 }
 
 impl Layouts {
-    pub(super) fn new(options: &NodeOptions) -> Self {
+    pub(super) fn new(options: &NodeOptions, stages: Option<Stages>) -> Self {
         // Where the node has a GPU of its own it was told which ways to take.
         let direct = options.gpu.map_or(GpuDirect::Auto, |gpu| gpu.direct);
         let never = "leases have keys of their own on this node (--lease-windows), and a block in \
@@ -65,8 +82,30 @@ impl Layouts {
             open: Mutex::default(),
             next: AtomicU32::new(0),
             rungs: direct.direct(),
+            stages,
             never: options.lease_windows.then_some(never),
             refused: Mutex::default(),
+        }
+    }
+
+    /// Why no copies can be lent of a layout's blocks.
+    fn not_staged(&self, imported: &Imported) -> Option<&'static str> {
+        let Some(stages) = &self.stages else {
+            return Some(
+                "and this node has no GPU of its own (--gpu) that could lend copies of them",
+            );
+        };
+        let mut tensors = imported.layout.tensors().iter();
+        let elsewhere = tensors.any(|tensor| {
+            let memory = imported.memory.get(usize::from(tensor.allocation.0));
+            memory.is_none_or(|memory| memory.device() != Some(stages.device))
+        });
+        if elsewhere {
+            Some("and it is not all on the GPU that this node has (--gpu), which could lend copies")
+        } else if u64::from(imported.layout.block_bytes()) > stages.block_bytes_max {
+            Some("and its blocks are longer than this node's staging memory (--gpu-staging)")
+        } else {
+            None
         }
     }
 
@@ -107,6 +146,7 @@ impl Layouts {
             let refused = open.climbs.iter().flat_map(|climb| &climb.refused);
             LayoutStat {
                 pool: pool.0,
+                way: if open.staged { "staging" } else { "direct" }.to_owned(),
                 blocks,
                 bytes,
                 nics: nics.collect(),

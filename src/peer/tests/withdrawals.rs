@@ -266,3 +266,16 @@ fn a_local_reader_is_waited_for_and_no_peer_is_blamed_for_it() {
     stranger.complete(&mut cluster, on, lease, &[true]);
     assert_eq!(cluster.node(A).rank(2), 2);
 }
+
+#[test]
+fn what_the_node_itself_copies_goes_when_the_copy_has_ended() {
+    let mut cluster = Cluster::new(1, Shape::default());
+    cluster.save(A, &[1]);
+    cluster.node_mut(A).landing.copying = 20;
+    let before = cluster.now();
+    withdraw(&mut cluster, 7, &[1]);
+    assert_eq!(cluster.node(A).rank(1), 1);
+    cluster.run_until(SOON, |cluster| is_over(cluster, 7));
+    assert!(cluster.now().since(before) >= limits::WITHDRAW_LOOK * 18, "it was asked again");
+    assert_eq!(cluster.node(A).rank(1), 0);
+}

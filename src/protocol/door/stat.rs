@@ -135,6 +135,8 @@ pub struct InPlaceStat {
 pub struct LayoutStat {
     /// The number that stands for it where pools have theirs.
     pub pool: u16,
+    /// How peers read its blocks: "direct", where they lie, or "staging", as copies in pinned memory.
+    pub way: String,
     /// Blocks in it.
     pub blocks: u64,
     /// Their payload, bytes.

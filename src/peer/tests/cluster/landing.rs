@@ -102,6 +102,8 @@ pub(crate) struct TestLanding {
     pub(crate) evicted: u64,
     /// Requesters that those had been served to.
     pub(crate) readers_of_evicted: u64,
+    /// How often residents that are withdrawn are still being copied.
+    pub(crate) copying: u32,
     /// Residents that were withdrawn and are gone.
     pub(crate) removed: u64,
     pub(crate) pause_ms: u32,
@@ -131,6 +133,7 @@ impl TestLanding {
             owned: Owned::default(),
             evicted: 0,
             readers_of_evicted: 0,
+            copying: 0,
             removed: 0,
             pause_ms: 0,
             ledger,
@@ -324,6 +327,11 @@ impl Landing for TestLanding {
         let cache = self.cache.as_ref().filter(|_| number == LAYOUT)?;
         let (regions, tensors) = (&cache.regions, &cache.tensors);
         Some(LentLayout { blocks: cache.layout.blocks(), regions, tensors })
+    }
+
+    fn lets_go(&mut self, _resident: ResidentId) -> bool {
+        self.copying = self.copying.saturating_sub(1);
+        self.copying == 0
     }
 
     /// Whoever owns the memory overwrites it at once.

@@ -1,0 +1,159 @@
+//! Blocks in an engine's GPU memory that no card reaches: peers read copies of them out of the holder's
+//! staging memory. The driver is a stand-in over host memory, `ffi/cuda_standin.c`, whose pointers no NIC
+//! can register unless it is told to: no GPU has part in this.
+
+use kvrail::cli::cluster::{Cluster, Process};
+use kvrail::client::{Client, ClientError};
+use kvrail::layout::BlockId;
+use kvrail::protocol::door::{MovedBlock, PublishOutcome, Source};
+
+use crate::cuda_standin::StandIn;
+use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory};
+use crate::engine_memory::{BLOCK, at, blocks, by_blocks, by_layers};
+use crate::support::{
+    Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, node_id, read, save, until,
+};
+
+/// A node with a GPU, and one that reads from it over the network.
+fn pair(cluster: &Cluster, arguments: &[&str]) -> (Process, Process, Process) {
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let gpu = ["--no-shm", "--gpu", "0", "--gpu-pool", "4MiB"];
+    let holder = cluster.node("holder", address, &[&gpu, arguments].concat()).unwrap();
+    let reader = cluster.node("reader", address, &["--no-shm"]).unwrap();
+    (registry, holder, reader)
+}
+
+/// Publishes all blocks, which fill the first part of the engine's cache.
+fn publish(client: &Client, engine: &Engine<'_>, blocks: &Blocks) -> Vec<MovedBlock> {
+    let moved = at(blocks, |at| at);
+    engine.fill_all(blocks, &moved);
+    let published = engine.imported.publish(&namespace(), &moved, false).unwrap();
+    assert_eq!(published, vec![PublishOutcome::Stored; blocks.len()]);
+    assert!(client.flush(PATIENCE).unwrap());
+    moved
+}
+
+fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
+    moved.iter().map(|moved| moved.block).collect()
+}
+
+/// Nothing of an engine is left at a node.
+fn until_closed(at_node: &Client, node: &Process, before: usize) {
+    until("all of it is taken back", || at_node.stat().unwrap().in_place.layouts.is_empty());
+    until("its memory is closed", || device_memory(node) == before);
+}
+
+#[test]
+fn gpu_memory_that_no_card_reaches_is_read_as_copies() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let (_registry, holder, reader) = pair(&cluster, &[]);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let before = device_memory(&holder);
+    let from = Source::From(node_id(&at_holder));
+    for (tensors, name) in [(by_layers(), "by layers"), (by_blocks(), "by blocks")] {
+        let client = holder.client().unwrap();
+        let engine = Engine::new(&client, &gpu, (By::Handle, &tensors));
+        let blocks = blocks(name);
+        let moved = publish(&client, &engine, &blocks);
+        let stat = client.stat().unwrap().in_place;
+        assert_eq!((stat.blocks, stat.layouts.len()), (blocks.len() as u64, 1));
+        assert_eq!((stat.layouts[0].way.as_str(), stat.refused.len()), ("staging", 0), "{stat:?}");
+        standin.log();
+        assert_eq!(read(&at_reader, &blocks, from), Counts::all_ready(blocks.len()));
+        let copied = |line: &String| line.starts_with("ran cuMemcpy");
+        assert!(standin.logged().iter().any(copied), "what is lent is a copy");
+        assert_rank(&at_holder, &blocks, 2);
+        assert_eq!(read(&at_holder, &blocks, Source::Here), Counts::all_ready(blocks.len()));
+        assert_eq!(engine.imported.withdraw(&numbers(&moved)[..8]).unwrap(), 8);
+        let left = Counts { not_found: 8, ..Counts::all_ready(8) };
+        assert_eq!(read(&at_holder, &blocks, Source::Here), left);
+        drop(client);
+        until_closed(&at_holder, &holder, before);
+    }
+    assert_at_rest("holder", &at_holder);
+    assert_at_rest("reader", &at_reader);
+}
+
+#[test]
+fn copies_that_do_not_end_make_readers_wait_and_keep_the_memory_until_they_do() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    // A place for one block at a time.
+    let (_registry, holder, reader) = pair(&cluster, &["--gpu-staging", "64KiB"]);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let before = device_memory(&holder);
+    let from = Source::From(node_id(&at_holder));
+    let client = holder.client().unwrap();
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let (blocks, host) = (blocks("one at a time"), Blocks::small("in host memory"));
+    publish(&client, &engine, &blocks);
+    save(&at_holder, &host);
+    standin.control("cuMemcpy2DAsync_v2 hold 1");
+    let counts = read(&at_reader, &blocks, from);
+    assert_eq!(counts, Counts { busy: blocks.len(), ..Counts::default() });
+    assert_eq!(read(&at_reader, &host, from), Counts::all_ready(host.len()), "others go on");
+    // Whose engine is gone is taken back, but for the one that is being copied.
+    drop(client);
+    until("all but one is gone", || at_holder.stat().unwrap().residents.blocks == 16 + 1);
+    assert!(device_memory(&holder) > before, "a copy reads it");
+    standin.control("");
+    until_closed(&at_holder, &holder, before);
+    assert_eq!(read(&at_reader, &host, from), Counts::all_ready(host.len()));
+    assert_at_rest("holder", &at_holder);
+}
+
+#[test]
+fn a_block_at_a_time_is_read_where_staging_holds_no_more() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let (_registry, holder, reader) = pair(&cluster, &["--gpu-staging", "64KiB"]);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let from = Source::From(node_id(&at_holder));
+    let client = holder.client().unwrap();
+    let engine = Engine::new(&client, &gpu, (By::Descriptor, &by_blocks()));
+    let blocks = Blocks::new("one place", 3, BLOCK);
+    publish(&client, &engine, &blocks);
+    let mut rounds = 0;
+    until("all blocks have come", || {
+        let counts = read(&at_reader, &blocks, from);
+        assert_eq!(counts.ready + counts.busy, blocks.len(), "{counts:?}");
+        rounds += 1;
+        counts.ready == blocks.len()
+    });
+    assert!(rounds > 1, "there is room for one block of a lend");
+    assert_rank(&at_holder, &blocks, 2);
+}
+
+#[test]
+fn a_lost_gpu_fails_what_it_was_to_copy_and_nothing_else() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let (_registry, holder, reader) = pair(&cluster, &[]);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let from = Source::From(node_id(&at_holder));
+    let client = holder.client().unwrap();
+    let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
+    let (blocks, host) = (blocks("on a lost GPU"), Blocks::small("in host memory"));
+    let moved = publish(&client, &engine, &blocks);
+    save(&at_holder, &host);
+    standin.control("cuMemcpy2DAsync_v2 fail 719");
+    assert_eq!(read(&at_reader, &blocks, from), Counts::all_failed(blocks.len()));
+    assert!(at_holder.stat().unwrap().gpu.unwrap().lost);
+    assert_eq!(read(&at_reader, &host, from), Counts::all_ready(host.len()));
+    // What is there can be taken back all the same, and nothing new is published.
+    assert_eq!(engine.imported.withdraw(&numbers(&moved)).unwrap(), 16);
+    match engine.imported.publish(&namespace(), &moved, false) {
+        Err(ClientError::Refused { sentence }) => assert!(!sentence.is_empty()),
+        other => panic!("{other:?}"),
+    }
+    drop(client);
+    until("its connection is over", || at_holder.stat().unwrap().in_place.layouts.is_empty());
+    assert_eq!(read(&at_reader, &host, from), Counts::all_ready(host.len()));
+    assert_at_rest("reader", &at_reader);
+}
