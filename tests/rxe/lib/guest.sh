@@ -119,7 +119,7 @@ wait_guest() {
         if ((SECONDS >= deadline)); then
             kill_guest "$name"
             drain_console "$name"
-            note "guest $name hung: it did not end within ${RXE_TIMEOUT_S:-600} s; its console is above"
+            note "guest $name hung: it did not end within ${RXE_TIMEOUT_S:-1500} s; its console is above"
             return 1
         fi
         sleep 0.2
