@@ -157,8 +157,14 @@ fn blocks_that_find_no_room_on_the_way_land_in_host_memory() {
     assert_at_rest("A", &at_a);
 }
 
+/// What a node was last told by another one: how long to hold back, milliseconds.
+fn pause_ms(client: &Client, peer: &Client) -> u32 {
+    let (report, peer) = (client.stat().unwrap(), peer.stat().unwrap().node.id);
+    report.health.iter().filter(|it| it.peer == peer).map(|it| it.pause_ms).max().unwrap()
+}
+
 #[test]
-fn blocks_that_find_no_room_on_the_way_out_are_busy_until_there_is_some() {
+fn blocks_that_find_no_room_on_the_way_out_are_busy_and_their_reader_is_told_to_hold_back() {
     let Some(standin) = StandIn::new() else { return };
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
@@ -175,6 +181,7 @@ fn blocks_that_find_no_room_on_the_way_out_are_busy_until_there_is_some() {
         assert_eq!(read(&at_b, &some, Source::From(node_id(&at_a))), Counts::all_ready(4));
     }
     assert_eq!(on_gpu(&at_b), 32 * (16 << 10));
+    assert!(at_b.flush(PATIENCE).unwrap(), "the registry knows what is on B");
     let from_b = Source::From(node_id(&at_b));
     let acquired = at_c.acquire(&namespace(), &blocks.hashes, from_b).unwrap();
     let is_ready = |block: &&Acquired<'_>| matches!(block, Acquired::Ready(_));
@@ -183,12 +190,14 @@ fn blocks_that_find_no_room_on_the_way_out_are_busy_until_there_is_some() {
     let waits = BusyReason::Owner(LendRefusal::Staging);
     let others = acquired.iter().filter(|block| !is_ready(block));
     assert!(others.clone().all(|block| matches!(block, Acquired::Busy(why) if *why == waits)));
+    assert!(pause_ms(&at_c, &at_b) > 0, "the reader is told to hold back");
     drop(acquired);
     until("each read brings some more", || {
         let counts = read(&at_c, &blocks, from_b);
         assert_eq!(counts.ready + counts.busy, 32, "{counts:?}");
         counts.busy == 0
     });
+    assert_eq!(pause_ms(&at_c, &at_b), 0, "no more than it takes");
     assert_at_rest("B", &at_b);
     assert_at_rest("C", &at_c);
 }
