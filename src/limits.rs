@@ -75,9 +75,9 @@ pub const STREAMS_MAX: usize = 16;
 /// Connections of one node, to and from peers, admitted or not. One more is closed at once.
 pub const CONNECTIONS_MAX: usize = 1024;
 
-/// Connections that have not finished their handshake. Over TCP one more ends the oldest that has said
-/// nothing yet, and is closed itself where all have said something; over verbs and shared memory it is
-/// closed at once.
+/// Connections that have not finished their handshake. Over TCP and verbs one more ends the oldest whose
+/// peer has not said what it is, and is closed itself where all have; over shared memory it is closed at
+/// once.
 pub const HANDSHAKES_MAX: usize = 64;
 
 /// Longest wait for a name server that is asked where a peer is: a reader has other owners to ask.

@@ -178,6 +178,11 @@ impl Connection {
         self.stage != Stage::Open && !self.announced && !self.is_broken()
     }
 
+    /// Whether it was accepted, and its peer has not said yet what it is.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.stage == Stage::Greeting && !self.is_broken()
+    }
+
     /// Whether deadlines are running.
     pub(super) fn is_timed(&self) -> bool {
         self.stage != Stage::Open || self.is_broken() || self.suspect.is_some()

@@ -8,7 +8,7 @@ use super::connection::Connection;
 use super::raising::Raised;
 use super::table::Token;
 use super::{SWEEP, VerbsFabric};
-use crate::fabric::{EventBatch, FabricError};
+use crate::fabric::{ConnectionId, EventBatch, FabricError};
 use crate::limits::HANDSHAKES_MAX;
 use crate::sys::clock::coarse;
 use crate::sys::connections::{Breakable, Broken};
@@ -187,7 +187,9 @@ impl VerbsFabric {
             };
             let gathering = self.table.iter_mut().filter(|(_, peer)| peer.is_gathering());
             if gathering.count() >= HANDSHAKES_MAX {
-                continue;
+                // A peer says what it is at once: who has not for longest has most likely nothing to say.
+                let Some(oldest) = self.oldest_unknown() else { continue };
+                self.with(oldest, now, |_, _| Err(Broken::VIOLATION));
             }
             let Ok(id) = self.table.reserve() else { continue };
             // An unwatched connection does nothing, and its deadline closes it.
@@ -195,6 +197,12 @@ impl VerbsFabric {
             let deadline = now + self.handshake_timeout;
             self.table.put(id, Connection::accepted(id, socket, deadline));
         }
+    }
+
+    /// The oldest of the connections whose peers have not said what they are.
+    fn oldest_unknown(&mut self) -> Option<ConnectionId> {
+        let unknown = self.table.iter_mut().filter(|(_, peer)| peer.is_unknown());
+        unknown.min_by_key(|(_, peer)| peer.deadline).map(|(id, _)| id)
     }
 
     /// Stops or restarts accepting: without a free descriptor a waiting connection would make every
@@ -402,6 +410,25 @@ mod tests {
             assert!(coarse() < end, "its queue pairs are connected for ever");
         }
         assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "it is hung up on");
+    }
+
+    #[test]
+    fn strangers_that_say_nothing_shut_nobody_out() {
+        let Some(mut ends) = two() else { return };
+        let at = ends[1].local_addr().unwrap();
+        let stranger = |trickle: usize| {
+            let mut stranger = TcpStream::connect(at).unwrap();
+            stranger.write_all(b"kvrailRC".get(..trickle).unwrap()).unwrap();
+            stranger
+        };
+        let strangers: Vec<_> = (0..2).cycle().take(HANDSHAKES_MAX).map(stranger).collect();
+        let end = coarse() + Duration::from_secs(20);
+        while ends[1].table.iter().count() < HANDSHAKES_MAX {
+            ends[1].poll(&mut EventBatch::default(), Duration::from_millis(1)).unwrap();
+            assert!(coarse() < end, "they are not accepted");
+        }
+        connect(&mut ends);
+        drop(strangers);
     }
 
     #[test]
