@@ -25,6 +25,11 @@ says() {
     }
 }
 
+# What this host's node says of its residents.
+residents() {
+    stat | sed 's/.*"residents"//'
+}
+
 # What host a's node said about itself last.
 state_of_a() {
     cat "$RXE_SHARE/a.stat"
@@ -34,7 +39,7 @@ state_of_a() {
 a_file_crosses_by_rdma() {
     until_true 120 test -e "$RXE_SHARE/a.stat" && get small && whole small || return 1
     says "$(stat)" '"transport":"verbs"' && says "$(state_of_a)" '"transport":"verbs"' || return 1
-    says "$(stat)" '"blocks":8,"bytes":8388608,"pinned":0,"ranks":[8,0,' || return 1
+    says "$(residents)" '"blocks":8,"bytes":8388608,' && says "$(residents)" '"pinned":0,"ranks":[8,0,' || return 1
     until_true 10 eval '[[ $(state_of_a) == *"\"pinned\":0,\"ranks\":[264,8,"* ]]' ||
         says "$(state_of_a)" '"pinned":0,"ranks":[264,8,'
 }
@@ -77,7 +82,7 @@ at_rest() {
     state=$(stat) || return 1
     [[ $(number pinned <<<"$state") == 0 && $state != *'"leases":'[1-9]* ]] &&
         (($(number free_bytes <<<"$state") + $(sed 's/.*"residents"//' <<<"$state" | number bytes) ==
-            $(number bytes <<<"$state")))
+            $(sed 's/.*"pools"//' <<<"$state" | number bytes)))
 }
 
 a_hang_in_mid_transfer_is_answered_in_time() {
