@@ -15,8 +15,8 @@ use kvrail::protocol::door::{
 };
 
 use crate::support::{
-    Blocks, Counts, OVER_SHM, assert_at_rest, assert_at_rest_over, assert_rank, cluster, namespace,
-    node_id, read, test_process, transport, until,
+    Blocks, Counts, OVER_SHM, assert_at_rest, assert_at_rest_over, assert_rank, cluster,
+    holder_and_reader, namespace, node_id, read, test_process, transport, until,
 };
 
 /// Logical bytes of a block.
@@ -296,12 +296,7 @@ fn an_engine_for_ever() {
 #[test]
 fn nothing_of_a_killed_engine_stays_and_what_it_saved_is_whole() {
     let cluster = cluster();
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let (holder, reader) = (
-        cluster.node("holder", address, &[]).unwrap(),
-        cluster.node("reader", address, &[]).unwrap(),
-    );
+    let (_registry, holder, reader) = holder_and_reader(&cluster, &[]);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let shared = blocks("loaded");
     crate::support::save(&at_holder, &shared);

@@ -15,8 +15,8 @@ use rustix::process::Signal;
 use crate::engine_memory::{BLOCKS, Engine, at, blocks, by_blocks, by_layers, caches, loaded};
 use crate::support::{
     Blocks, Counts, IMPATIENT, OVER_SHM, PATIENCE, assert_at_rest, assert_at_rest_over,
-    assert_rank, cluster, is_lending, namespace, node_id, read, save, test_process, transport,
-    until, until_stopped,
+    assert_rank, cluster, holder_and_reader, is_lending, namespace, node_id, read, save,
+    test_process, transport, until, until_stopped,
 };
 
 /// Blocks that lie in engines' memory, and layouts that these may lie in.
@@ -350,12 +350,7 @@ const ROUNDS: usize = 3;
 #[test]
 fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
     let cluster = cluster();
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let (holder, reader) = (
-        cluster.node("holder", address, &[]).unwrap(),
-        cluster.node("reader", address, &[]).unwrap(),
-    );
+    let (_registry, holder, reader) = holder_and_reader(&cluster, &[]);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let peer = Engine::new(&at_reader, &by_blocks());
     let from = Source::From(node_id(&at_holder));
@@ -425,12 +420,7 @@ const VISITS: usize = 50;
 #[test]
 fn engines_that_come_and_go_leave_nothing_behind() {
     let cluster = cluster();
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let (holder, reader) = (
-        cluster.node("holder", address, &[]).unwrap(),
-        cluster.node("reader", address, &[]).unwrap(),
-    );
+    let (_registry, holder, reader) = holder_and_reader(&cluster, &[]);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let from = Source::From(node_id(&at_holder));
     let mut first = None;

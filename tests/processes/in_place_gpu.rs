@@ -12,8 +12,8 @@ use crate::cuda_standin::StandIn;
 use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first};
 use crate::engine_memory::{at, blocks, by_layers};
 use crate::support::{
-    Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id, read,
-    test_process, transport, until,
+    Counts, PATIENCE, assert_at_rest, assert_rank, holder_and_reader, is_lending, namespace,
+    node_id, read, test_process, transport, until,
 };
 
 /// Nodes whose peers on the same host come over the network: GPU memory cannot be mapped.
@@ -58,12 +58,7 @@ fn peers_read_gpu_memory_where_it_lies_behind_the_engines_event() {
     }
     standin.control("set registrable 1");
     let cluster = cluster(&standin);
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let (holder, reader) = (
-        cluster.node("holder", address, &APART).unwrap(),
-        cluster.node("reader", address, &APART).unwrap(),
-    );
+    let (_registry, holder, reader) = holder_and_reader(&cluster, &APART);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let gpu = Gpu::new(standin.library());
     for (by, name) in [(By::Handle, "by handle"), (By::Descriptor, "by descriptor")] {

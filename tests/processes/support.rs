@@ -43,6 +43,18 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// A registry, a node that holds blocks and one that reads them, both with these arguments.
+pub(crate) fn holder_and_reader(
+    cluster: &Cluster,
+    arguments: &[&str],
+) -> (Process, Process, Process) {
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let [holder, reader] =
+        ["holder", "reader"].map(|name| cluster.node(name, address, arguments).unwrap());
+    (registry, holder, reader)
+}
+
 /// Waits until all threads of a process stand. Where it stops itself, a signal to go on that came before
 /// would be lost on it.
 pub(crate) fn until_stopped(process: &Process) {
