@@ -76,8 +76,8 @@ pub const STREAMS_MAX: usize = 16;
 pub const CONNECTIONS_MAX: usize = 1024;
 
 /// Connections that have not finished their handshake. Over TCP and verbs one more ends the oldest whose
-/// peer has not said what it is, and is closed itself where all have; over shared memory it is closed at
-/// once.
+/// peer has not said what it is, and over verbs is closed itself where all have; over shared memory it is
+/// closed at once.
 pub const HANDSHAKES_MAX: usize = 64;
 
 /// Longest wait for a name server that is asked where a peer is: a reader has other owners to ask.

@@ -132,15 +132,19 @@ impl ImportedLayout<'_> {
         blocks: &[MovedBlock],
         pulled: bool,
     ) -> Result<Vec<PublishOutcome>, ClientError> {
-        let request = Request::Engine(EngineRequest::Save {
-            namespace: *namespace,
-            pulled,
-            layout: self.id,
-            event,
-            blocks: blocks.to_vec(),
-        });
-        match self.client.call(&request)? {
-            Reply::Published { outcomes } if outcomes.len() == blocks.len() => Ok(outcomes),
+        let (namespace, layout, moved) = (*namespace, self.id, blocks.to_vec());
+        let save = EngineRequest::Save { namespace, pulled, layout, event, blocks: moved };
+        self.published(save, blocks.len())
+    }
+
+    /// Asks for blocks to be made visible; one outcome for each of so many.
+    fn published(
+        &self,
+        request: EngineRequest,
+        count: usize,
+    ) -> Result<Vec<PublishOutcome>, ClientError> {
+        match self.client.call(&Request::Engine(request))? {
+            Reply::Published { outcomes } if outcomes.len() == count => Ok(outcomes),
             other => Err(self.client.unexpected(other)),
         }
     }
@@ -201,17 +205,9 @@ impl ImportedLayout<'_> {
         blocks: &[MovedBlock],
         pulled: bool,
     ) -> Result<Vec<PublishOutcome>, ClientError> {
-        let request = Request::Engine(EngineRequest::Publish {
-            namespace: *namespace,
-            pulled,
-            layout: self.id,
-            event,
-            blocks: blocks.to_vec(),
-        });
-        match self.client.call(&request)? {
-            Reply::Published { outcomes } if outcomes.len() == blocks.len() => Ok(outcomes),
-            other => Err(self.client.unexpected(other)),
-        }
+        let (namespace, layout, moved) = (*namespace, self.id, blocks.to_vec());
+        let publish = EngineRequest::Publish { namespace, pulled, layout, event, blocks: moved };
+        self.published(publish, blocks.len())
     }
 
     /// Takes blocks back that were published in place; how many of these were. When this returns nobody

@@ -198,14 +198,11 @@ fn hex(DeviceUuid(bytes): DeviceUuid) -> String {
 
 /// Why memory could not be opened.
 fn not_opened(error: &CudaError) -> ImportError {
-    let (call, error) = (
-        "opening the engine's memory",
-        match error {
-            CudaError::WrongDevice { .. } => return ImportError::OtherDevice(error.to_string()),
-            error => error.to_string(),
-        },
-    );
-    ImportError::System { call, error }
+    let said = error.to_string();
+    match error {
+        CudaError::WrongDevice { .. } => ImportError::OtherDevice(said),
+        _ => ImportError::System { call: "opening the engine's memory", error: said },
+    }
 }
 
 /// What an engine gave of an allocation: cards reach no byte beyond it.

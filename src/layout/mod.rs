@@ -28,7 +28,7 @@ mod overlap;
 mod tests;
 
 use crate::limits;
-use crate::types::Scope;
+use crate::types::{Extent, Scope};
 
 /// One allocation of an engine, as its connection numbers it, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +37,14 @@ pub struct AllocationId(pub u16);
 /// A block of a layout, as the engine numbers it, from 0: vLLM's block id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// The block that an extent of a layout names; one that no layout has where it names none.
+    #[must_use]
+    pub fn of(extent: &Extent) -> Self {
+        Self(u32::try_from(extent.offset).unwrap_or(u32::MAX))
+    }
+}
 
 /// How keys and values of one layer of one block lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -22,7 +22,7 @@ use crate::runtime::door::{
 };
 use crate::store::{Found, PinError, ResidentView};
 use crate::types::{
-    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, PoolId, ResidentId,
+    BlockHash, BlockKey, Extent, Namespace, NamespaceId, NodeId, PoolId, ResidentCause, ResidentId,
 };
 
 /// Names of namespaces that local engines have told, so that people can read them. Bounded: names
@@ -52,12 +52,30 @@ impl Inner {
     fn publish_one(&self, key: BlockKey, block: Publish<Reserved>, pulled: bool) -> PublishOutcome {
         let Reserved { memory, stored_before } = block.memory;
         let origin = Origin::Saved { owners: None };
-        match self.residency.admit(key, memory, block.checksum, origin) {
+        let admitted = self.residency.admit(key, memory, block.checksum, origin);
+        self.outcome(&key, &admitted, (stored_before, pulled))
+    }
+
+    /// What an engine is told of a block that it saved or published; one that was here is touched as
+    /// the reason why it was says.
+    pub(super) fn outcome(
+        &self,
+        key: &BlockKey,
+        admitted: &Admitted,
+        (stored_before, pulled): (u64, bool),
+    ) -> PublishOutcome {
+        match admitted {
             Admitted::Stored(_) => PublishOutcome::Stored,
             Admitted::Full => PublishOutcome::Refused,
             Admitted::AlreadyResident(found) => {
-                let cause = self.cause(&found, stored_before, pulled);
-                self.residency.store.already_resident(&key, cause);
+                let cause = if pulled {
+                    ResidentCause::PeerFetch
+                } else if self.residency.came_after(found, stored_before) {
+                    ResidentCause::DuplicateSave
+                } else {
+                    ResidentCause::PartialHit
+                };
+                self.residency.store.already_resident(key, cause);
                 PublishOutcome::AlreadyResident(cause)
             }
         }

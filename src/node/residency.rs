@@ -315,8 +315,7 @@ impl Residency {
         let kind = payload.extent.pool.kind();
         let own = MemoryKind::EVICTABLE.into_iter().find(|it| *it == kind);
         if inserted == Err(InsertError::Full)
-            && (own.is_some_and(|kind| self.evict(kind, 1) > 0)
-                || MemoryKind::EVICTABLE.into_iter().any(|kind| self.evict(kind, 1) > 0))
+            && own.into_iter().chain(MemoryKind::EVICTABLE).any(|kind| self.evict(kind, 1) > 0)
         {
             inserted = self.store.insert(key, payload, origin, pinned);
         }
@@ -374,13 +373,16 @@ impl Residency {
     /// Evicts up to `max` residents from this memory and gives it back; how many bytes, 0 where none
     /// went.
     pub(super) fn evict(&self, kind: MemoryKind, max: usize) -> u64 {
-        let (one, mut several) = (if max == 1 { self.store.evict(kind) } else { None }, Vec::new());
-        if max > 1 {
-            several.reserve_exact(max);
+        let (one, mut several);
+        let victims = if max == 1 {
+            // The data thread evicts one at a time, for which it asks the heap for nothing.
+            one = self.store.evict(kind);
+            one.as_slice()
+        } else {
+            several = Vec::with_capacity(max);
             self.store.evict_batch(kind, max, &mut several);
-        }
-        // The data thread evicts one at a time, for which it asks the heap for nothing.
-        let victims = if max == 1 { one.as_slice() } else { several.as_slice() };
+            several.as_slice()
+        };
         if kind == MemoryKind::Host {
             // Relaxed: advice to those who read from here. What finds no room in the GPU's memory
             // lands in the host's, so that nobody has to hold back for its sake.

@@ -306,8 +306,7 @@ impl Tier {
                 staging.begin(&bound, StagingCopy::FromDevice, (slot, extent.offset), owned)
             }
             Some(Imported { layout, memory }) => {
-                let block = BlockId(u32::try_from(extent.offset).unwrap_or(u32::MAX));
-                let rows = rows((layout, memory), block);
+                let rows = rows((layout, memory), BlockId::of(&extent));
                 let counted = rows.inspect(|_| *calls = calls.saturating_sub(1));
                 staging.gather(&bound, slot, counted, owned)
             }

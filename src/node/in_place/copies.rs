@@ -3,6 +3,7 @@
 //! A copy is what its reader holds: the pin on the resident goes back as soon as the copy is made, so that
 //! a reader that holds a block for long keeps no engine from having it back.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::event::BusyReason;
 use crate::layout::BlockId;
 use crate::limits;
-use crate::memory::{Direction, Mapping, Reservation};
+use crate::memory::{Direction, Reservation};
 use crate::node::Inner;
 use crate::node::residency::Patience;
 use crate::protocol::door::{AcquireOutcome, HeldBlock};
-use crate::runtime::door::Batch;
+use crate::runtime::door::{Batch, pools};
 use crate::sync::{Mutex, lock};
 use crate::types::{Generation, MemoryKind, PoolId, ResidentId};
 
@@ -43,14 +44,15 @@ impl Copies {
     }
 
     /// Lets go of those of these holds that are on copies; the others.
-    pub(in crate::node) fn release(&self, holds: &[ResidentId]) -> Vec<ResidentId> {
-        let (copies, residents): (Vec<_>, Vec<_>) =
-            holds.iter().copied().partition(|hold| hold.slot & COPY != 0);
-        if !copies.is_empty() {
-            let mut held = lock(&self.held);
-            copies.iter().for_each(|hold| drop(held.remove(hold)));
+    pub(in crate::node) fn release<'a>(&self, holds: &'a [ResidentId]) -> Cow<'a, [ResidentId]> {
+        let is_copy = |hold: &ResidentId| hold.slot & COPY != 0;
+        // Nearly always none is: blocks that are held in place cost a reader no allocation.
+        if !holds.iter().any(is_copy) {
+            return Cow::Borrowed(holds);
         }
-        residents
+        let mut held = lock(&self.held);
+        holds.iter().filter(|hold| is_copy(hold)).for_each(|hold| drop(held.remove(hold)));
+        holds.iter().copied().filter(|hold| !is_copy(hold)).collect()
     }
 }
 
@@ -89,14 +91,13 @@ impl Inner {
         let sizes: Vec<u32> = wanted.iter().map(|(_, held)| held.extent.len).collect();
         let mut memory = Vec::with_capacity(sizes.len());
         self.residency.reserve_some(&sizes, &mut memory, Patience::Waits);
-        let block =
-            |held: &HeldBlock| BlockId(u32::try_from(held.extent.offset).unwrap_or(u32::MAX));
         let pairs = wanted.iter().zip(&memory);
-        let pairs = pairs.map(|((_, held), memory)| (block(held), memory.extent())).collect();
-        let host = |pool: &Arc<crate::memory::HostPool>| (pool.id(), Arc::clone(pool.mapping()));
-        let pools: Vec<(PoolId, Arc<Mapping>)> = self.residency.pools.iter().map(host).collect();
+        let pair = |((_, held), memory): (&Wanted, &Reservation)| {
+            (BlockId::of(&held.extent), memory.extent())
+        };
+        let pairs = pairs.map(pair).collect();
         let batch = Batch {
-            pools,
+            pools: pools(self),
             imported: Arc::clone(&open.imported),
             direction: Direction::Save,
             event: None,

@@ -23,7 +23,7 @@ use crate::runtime::data::{DataHandle, Stopped};
 use crate::runtime::door::{Imported, InPlace};
 use crate::runtime::in_place::{NotRegistered, ServedLayout};
 use crate::sync::{Mutex, lock};
-use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentCause, ResidentId};
+use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentId};
 
 /// How long one waits who finds the data thread's box of orders full.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
@@ -246,19 +246,12 @@ impl Inner {
         }
         let len = layout.open.imported.layout.block_bytes();
         let extent = Extent { pool: layout.pool, offset: block.block.0.into(), len };
-        match self.residency.admit_in_place(key, extent, block.checksum) {
-            Admitted::Stored(found) => {
-                layout.blocks.insert(block.block, (key, found.id));
-                layout.open.published.fetch_add(1, Ordering::Relaxed);
-                PublishOutcome::Stored
-            }
-            Admitted::Full => PublishOutcome::Refused,
-            Admitted::AlreadyResident(found) => {
-                let cause = self.cause(&found, stored_before, pulled);
-                self.residency.store.already_resident(&key, cause);
-                PublishOutcome::AlreadyResident(cause)
-            }
+        let admitted = self.residency.admit_in_place(key, extent, block.checksum);
+        if let Admitted::Stored(found) = &admitted {
+            layout.blocks.insert(block.block, (key, found.id));
+            layout.open.published.fetch_add(1, Ordering::Relaxed);
         }
+        self.outcome(&key, &admitted, (stored_before, pulled))
     }
 
     /// Takes blocks back; how many of them were published. Done when nobody can read them any more.
@@ -338,22 +331,6 @@ impl Inner {
         // Outside a runtime the node is ending, and its fabric with it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move { self.clear(&engine).await });
-        }
-    }
-
-    /// Why a block was here already.
-    pub(in crate::node) fn cause(
-        &self,
-        found: &crate::store::Found,
-        stored_before: u64,
-        pulled: bool,
-    ) -> ResidentCause {
-        if pulled {
-            ResidentCause::PeerFetch
-        } else if self.residency.came_after(found, stored_before) {
-            ResidentCause::DuplicateSave
-        } else {
-            ResidentCause::PartialHit
         }
     }
 }

@@ -133,7 +133,7 @@ impl Layouts {
         if extent.pool.kind() != MemoryKind::Engine {
             return false;
         }
-        let block = BlockId(u32::try_from(extent.offset).unwrap_or(u32::MAX));
+        let block = BlockId::of(extent);
         self.find(extent.pool).is_none_or(|open| lock(&open.leaving).contains(&block))
     }
 

@@ -281,7 +281,7 @@ impl Move {
 }
 
 /// The pools' memory, by their numbers.
-fn pools<S: DoorService>(service: &S) -> Vec<(PoolId, Arc<Mapping>)> {
+pub fn pools<S: DoorService>(service: &S) -> Vec<(PoolId, Arc<Mapping>)> {
     let ids = service.pools().into_iter().map(|pool| pool.id);
     ids.filter_map(|id| Some((id, service.pool(id)?))).collect()
 }

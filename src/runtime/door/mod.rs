@@ -39,6 +39,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
+pub use engine::pools;
 pub use moving::{Batch, NotCopied};
 pub use service::{
     DoorService, Imported, InPlace, Page, PoolHandle, Publish, ReserveError, Reserved,
