@@ -5,7 +5,7 @@
 //! never meet: who comes second finds what the first one has done. Nobody holds one of them while it
 //! waits for the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,13 +17,17 @@ use crate::memory::Climb;
 use crate::node::Inner;
 use crate::node::residency::Admitted;
 use crate::node::transport::PeerAddress;
-use crate::protocol::door::{LayoutId, MovedBlock, PublishOutcome};
+use crate::protocol::door::{DeviceUuid, LayoutId, MovedBlock, PublishOutcome};
 use crate::protocol::{RegionEntry, TensorEntry};
 use crate::runtime::data::{DataHandle, Stopped};
 use crate::runtime::door::{Imported, InPlace};
 use crate::runtime::in_place::{NotRegistered, ServedLayout};
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentId};
+
+/// Why nothing is published on a GPU that is lost.
+const LOST: &str = "the GPU that this layout lies on is lost to the node, and nothing can be published \
+                    there: start the node again to have the GPU back";
 
 /// How long one waits who finds the data thread's box of orders full.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
@@ -89,12 +93,20 @@ impl Engine {
         blocks.iter().map(|moved| moved.block).find(|block| published.contains_key(block))
     }
 
-    /// All that it has published.
-    fn published(&self) -> Vec<(LayoutId, Vec<BlockId>)> {
+    /// All that it has published in such layouts.
+    pub(super) fn published(&self, which: impl Fn(&Open) -> bool) -> Vec<(LayoutId, Vec<BlockId>)> {
         let state = lock(&self.state);
+        let wanted = state.layouts.iter().filter(|(_, layout)| which(&layout.open));
         let blocks = |layout: &Published| layout.blocks.keys().copied().collect();
-        state.layouts.iter().map(|(id, layout)| (*id, blocks(layout))).collect()
+        wanted.map(|(id, layout)| (*id, blocks(layout))).collect()
     }
+}
+
+/// The GPUs that a layout lies on.
+fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
+    let tensors = imported.layout.tensors().iter();
+    let memory = tensors.filter_map(|it| imported.memory.get(usize::from(it.allocation.0)));
+    memory.filter_map(|memory| memory.device()).collect()
 }
 
 /// A sentence for what could not be opened.
@@ -112,8 +124,12 @@ impl Inner {
         if let Some(why) = self.in_place.never {
             return Err(refused(&why));
         }
+        let gpus = gpus(&imported);
+        if !gpus.is_disjoint(&self.residency.lost_gpus()) {
+            return Err(LOST.to_owned());
+        }
         let stored_before = self.residency.stored();
-        self.open_layout(&engine, id, imported).await?;
+        self.open_layout(&engine, id, (imported, gpus)).await?;
         let namespace = namespace.id();
         let key = |moved: &MovedBlock| BlockKey { namespace, hash: moved.hash };
         let blocks: Vec<_> = blocks.iter().map(|moved| (moved.block, key(moved))).collect();
@@ -127,9 +143,9 @@ impl Inner {
     /// Registers the memory of a layout and serves it, where that has not been done.
     async fn open_layout(
         &self,
-        engine: &Engine,
+        engine: &Arc<Engine>,
         id: LayoutId,
-        imported: Arc<Imported>,
+        (imported, gpus): (Arc<Imported>, BTreeSet<DeviceUuid>),
     ) -> Result<(), String> {
         let mut ways = engine.ways.lock().await;
         {
@@ -168,7 +184,9 @@ impl Inner {
         let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
         let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
         let open = Arc::new(Open {
+            engine: Arc::downgrade(engine),
             imported,
+            gpus,
             staged: staged.is_some(),
             climbs,
             published: AtomicU64::new(0),
@@ -221,6 +239,9 @@ impl Inner {
             State { gone: true, .. } => None,
             State { layouts, .. } => layouts.get_mut(&opened.layout),
         };
+        // Looked at with the state locked: whoever takes back what lies on a lost GPU finds what was
+        // published before.
+        let layout = layout.filter(|it| !it.open.lies_on(&self.residency.lost_gpus()));
         let Some(layout) = layout else { return vec![PublishOutcome::Refused; blocks.len()] };
         let publish = |block: &InPlace| {
             let key = BlockKey { namespace, hash: block.hash };
@@ -310,7 +331,7 @@ impl Inner {
 
     /// Takes back all that an engine has published, and lets go of its memory.
     pub(in crate::node) async fn clear(&self, engine: &Engine) {
-        self.withdraw_from(engine, &engine.published()).await;
+        self.withdraw_from(engine, &engine.published(|_| true)).await;
         let mut ways = engine.ways.lock().await;
         let layouts = std::mem::take(&mut lock(&engine.state).layouts);
         let pools: Vec<PoolId> = layouts.values().map(|layout| layout.pool).collect();
