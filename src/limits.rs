@@ -132,6 +132,12 @@ pub const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// lease take, and a wait that an engine can bear before it overwrites a block.
 pub const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
 
+/// Longest wait of an engine that comes back, for memory that the node has from its last connection: what
+/// is published there is withdrawn, keys of leases end, and then the registration of tens of GiB, at some
+/// 16 GiB a second.
+pub const IMPORT_WAIT: Duration =
+    Duration::from_secs(WITHDRAW_GRACE.as_secs() + REVOKE_TIMEOUT.as_secs() + 8);
+
 /// How often blocks that are being withdrawn are looked at while somebody has a pin on them.
 pub const WITHDRAW_LOOK: Duration = Duration::from_millis(1);
 

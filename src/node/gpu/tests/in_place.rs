@@ -80,7 +80,8 @@ fn allocation(scene: &Scene, number: u16) -> Arc<dyn crate::memory::EngineMemory
     let devices = EngineDevices::sharing(Arc::clone(&scene.context), Arc::new([]), None);
     let device = DeviceUuid(scene.context.device().attributes().uuid);
     let source = MemorySource::CudaShareable { device };
-    devices.import((&source, cache.len()), Some(file), &Claims::default()).unwrap()
+    let nobody = (&Claims::default(), &Arc::default());
+    devices.import((&source, cache.len()), Some(file), nobody).unwrap()
 }
 
 /// An engine has published its blocks; what is in each.
