@@ -46,6 +46,7 @@ mod in_place_gpu;
 #[cfg(feature = "gpu")]
 mod in_place_staged;
 mod large_read;
+mod load_in_place;
 mod lost_messages;
 mod nics;
 mod observability;
