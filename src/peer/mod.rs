@@ -25,6 +25,7 @@ mod handshake;
 mod holder;
 mod landing;
 mod layouts;
+mod lending;
 mod outbox;
 mod pressure;
 mod probe;

@@ -24,12 +24,12 @@ use crate::support::{
 };
 
 /// Blocks that lie in engines' memory, and layouts that these may lie in.
-fn in_place(client: &Client) -> (u64, usize) {
+pub(crate) fn in_place(client: &Client) -> (u64, usize) {
     let stat = client.stat().unwrap().in_place;
     (stat.blocks, stat.layouts.len())
 }
 
-fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
+pub(crate) fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
     moved.iter().map(|moved| moved.block).collect()
 }
 
@@ -38,7 +38,7 @@ fn stored(count: usize) -> Vec<PublishOutcome> {
 }
 
 /// Publishes blocks until the registry knows them.
-fn publish(engine: &Engine<'_>, client: &Client, moved: &[MovedBlock]) {
+pub(crate) fn publish(engine: &Engine<'_>, client: &Client, moved: &[MovedBlock]) {
     let outcomes = engine.imported.publish(&namespace(), moved, false).unwrap();
     assert_eq!(outcomes, stored(moved.len()));
     assert!(client.flush(PATIENCE).unwrap());
@@ -151,32 +151,6 @@ fn what_cannot_be_published_is_refused_with_the_reason() {
     until("all of it is taken back", || in_place(&other) == (0, 0));
     until("the cache is let go", || caches(&node) == 0);
     assert_at_rest("node", &other);
-}
-
-#[test]
-fn a_node_with_small_pools_lends_as_much_as_its_engines_have() {
-    let cluster = cluster();
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let small = ["--pool", "256KiB", "--lease-bytes", "4MiB"];
-    let (holder, reader) = (
-        cluster.node("holder", address, &small).unwrap(),
-        cluster.node("reader", address, &[]).unwrap(),
-    );
-    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
-    let engine = Engine::new(&at_holder, &by_layers());
-    let all = Blocks::new("more than the pools", BLOCKS, crate::engine_memory::BLOCK);
-    let moved = at(&all, |at| at);
-    engine.fill_all(&all, &moved);
-    publish(&engine, &at_holder, &moved);
-    let from = Source::From(node_id(&at_holder));
-    assert_eq!(read(&at_reader, &all, from), Counts::all_ready(all.len()));
-    // What the node copies for its own readers is bound by its pools.
-    let here = read(&at_holder, &all, Source::Here);
-    assert!(here.ready > 0 && here.busy > 0 && here.ready + here.busy == all.len(), "{here:?}");
-    assert_eq!(engine.imported.withdraw(&numbers(&moved)).unwrap(), BLOCKS);
-    assert_at_rest("holder", &at_holder);
-    assert_at_rest("reader", &at_reader);
 }
 
 /// Sets of blocks that are published one after the other where the last one was.
