@@ -18,7 +18,7 @@ use super::CliError;
 use super::sink::hidden_in;
 use crate::config::ProcessConfig;
 use crate::runtime::deadline::Deadline;
-use crate::sys::process::{self, DeathSignal};
+use crate::sys::process;
 
 /// How long a signal may take from the children's end to our note of it.
 const GRACE: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
         .map_err(CliError::failed)
 }
 
-/// Makes this process end when its parent does, where the configuration names that one. The kernel
+/// Has this process killed when its parent ends, where the configuration names that one. The kernel
 /// goes by the parent's thread that started this process: start children from a thread that lives as
 /// long as they may.
 ///
@@ -52,7 +52,7 @@ pub fn end_with_parent(process: &ProcessConfig) -> Result<(), CliError> {
     let Some(parent) = process.parent_death else {
         return Ok(());
     };
-    process::end_with_parent(parent, DeathSignal::Terminate).map_err(|error| {
+    process::end_with_parent(parent).map_err(|error| {
         CliError::failed(format!("the parent process {parent} is not there any more: {error}"))
     })
 }
