@@ -20,8 +20,14 @@ use crate::config::ProcessConfig;
 use crate::runtime::deadline::Deadline;
 use crate::sys::process;
 
+/// Exit code of a process that an interrupt ended, as shells count it.
+pub(super) const INTERRUPTED: u8 = 130;
+
 /// How long a signal may take from the children's end to our note of it.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// How long after a signal another one is the same: timeout(1) sends it to the process and to its group.
+const TWICE: Duration = Duration::from_millis(100);
 
 /// How often that note is looked at.
 const POLL: Duration = Duration::from_millis(5);
@@ -190,12 +196,15 @@ impl Stop {
         }
     }
 
-    /// From now on a signal ends the process at once. Sockets and memory go with it.
-    pub(super) fn exit_on_second() {
-        tokio::spawn(async {
+    /// From soon after now on a signal ends the process at once, after `clean_up`. Memory and all but files
+    /// go with it.
+    pub(super) fn exit_on_second(clean_up: impl FnOnce() + Send + 'static) {
+        tokio::spawn(async move {
+            tokio::time::sleep(TWICE).await;
             if let Ok(stop) = Self::listen() {
                 stop.wait(std::future::pending()).await.ok();
-                std::process::exit(130);
+                clean_up();
+                std::process::exit(INTERRUPTED.into());
             }
         });
     }
