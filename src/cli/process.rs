@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::CliError;
 use super::sink::hidden_in;
-use crate::config::ProcessConfig;
+use crate::config::{Misspelt, ProcessConfig, misspelt};
 use crate::runtime::deadline::Deadline;
 use crate::sys::process;
 
@@ -32,7 +32,8 @@ const TWICE: Duration = Duration::from_millis(100);
 /// How often that note is looked at.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Sends logs to standard error, filtered by the configuration.
+/// Sends logs to standard error, filtered by the configuration. The first ones are about variables that do
+/// nothing and are likely meant for something.
 ///
 /// # Errors
 /// [`CliError::Failed`] where logs already go somewhere.
@@ -45,7 +46,11 @@ pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
         .log_internal_errors(false)
         .with_ansi(false)
         .try_init()
-        .map_err(CliError::failed)
+        .map_err(CliError::failed)?;
+    for Misspelt { variable, meant } in misspelt() {
+        tracing::warn!(%variable, "no setting has this name: is {meant} meant?");
+    }
+    Ok(())
 }
 
 /// Has this process killed when its parent ends, where the configuration names that one. The kernel
