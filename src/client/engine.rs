@@ -209,9 +209,9 @@ impl ImportedLayout<'_> {
     ///
     /// # Errors
     /// [`ClientError::Refused`] where the node's way to its peers does not reach this memory, with the
-    /// reason (save the blocks then), and for a block that is not in the layout, is named twice, or is
-    /// published under another hash; [`ClientError::Busy`] where there is no memory now to sum blocks up
-    /// in; else what broke the call.
+    /// reason (save the blocks then), where the GPU that it lies on is lost to the node, and for a block
+    /// that is not in the layout, is named twice, or is published under another hash;
+    /// [`ClientError::Busy`] where there is no memory now to sum blocks up in; else what broke the call.
     pub fn publish(
         &self,
         namespace: &Namespace,
@@ -239,7 +239,8 @@ impl ImportedLayout<'_> {
 
     /// Takes blocks back that were published in place; how many of these were. When this returns nobody
     /// reads them any more, and the engine may write to them. A peer that is reading one has a second to
-    /// end, then its access is cut.
+    /// end, then its access is cut. Blocks on a GPU that was lost to the node are taken back by the node
+    /// itself, and are not counted.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a block that is not in the layout; else what broke the call.

@@ -179,11 +179,12 @@ impl Inner {
         self.residency.forget_lost(&holds);
     }
 
-    /// Hits on blocks that their engine takes back are none.
+    /// Hits on blocks that their engine takes back, or that lie on a lost GPU of its, are none.
     fn forget_leaving(&self, hits: &mut [Result<Found, PinError>]) {
+        let lost = self.residency.lost_gpus();
         for hit in hits {
             if let Ok(found) = hit
-                && self.in_place.is_leaving(&found.payload.extent)
+                && self.in_place.is_leaving(&found.payload.extent, &lost)
             {
                 self.residency.store.unpin_batch(&[found.id]);
                 *hit = Err(PinError::NotFound);

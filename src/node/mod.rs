@@ -214,6 +214,7 @@ impl Node {
             gpu,
             clock,
         });
+        tokio::spawn(in_place::mind_losses(Arc::downgrade(&inner), inner.residency.losses()));
         let (stop_door, stopped) = oneshot::channel::<()>();
         let serving = door.serve(Arc::clone(&inner), async move {
             // A node that is dropped stops its door as one that shuts down does.
@@ -283,7 +284,7 @@ fn residency(
     drop(huge.inspect_err(|error| tracing::debug!(%error, "no huge pages for the store")));
     let driver = options.gpu_driver.as_deref();
     let gpu = options.gpu.as_ref().map(|gpu| Gpu::open(gpu, driver, &pools)).transpose()?;
-    let device = gpu.as_ref().map(|gpu| DevicePool::new(gpu.pool()));
+    let device = gpu.as_ref().map(|gpu| DevicePool::new(gpu.uuid(), gpu.pool()));
     let pools = (pools, device);
     let residency = Residency::new(store, pools, options.watermarks, clock, sink);
     Ok((Arc::new(residency), gpu))

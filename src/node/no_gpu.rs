@@ -11,8 +11,8 @@ use super::transport::{GpuMemory, GpuRegions};
 use crate::fabric::{RegisteredSpan, RemoteSpan};
 use crate::memory::{HostPool, Pool, Reservation};
 use crate::peer::Settled;
-use crate::protocol::door::AcquireOutcome;
 use crate::protocol::door::stat::GpuStat;
+use crate::protocol::door::{AcquireOutcome, DeviceUuid};
 use crate::runtime::door::Imported;
 use crate::store::Found;
 use crate::types::{Extent, ResidentId};
@@ -54,6 +54,10 @@ impl Gpu {
     }
 
     pub(super) fn shadows(&self) -> Arc<Shadows> {
+        match self.0 {}
+    }
+
+    pub(super) fn uuid(&self) -> DeviceUuid {
         match self.0 {}
     }
 

@@ -122,7 +122,7 @@ impl Inner {
                 pinned: stats.pinned.into(),
                 ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
             },
-            in_place: self.in_place.stat(),
+            in_place: self.in_place.stat(&self.residency.lost_gpus()),
             requesters: peers
                 .leases
                 .iter()

@@ -17,13 +17,17 @@ use crate::memory::Climb;
 use crate::node::Inner;
 use crate::node::residency::Admitted;
 use crate::node::transport::PeerAddress;
-use crate::protocol::door::{LayoutId, MovedBlock, PublishOutcome};
+use crate::protocol::door::{DeviceUuid, LayoutId, MovedBlock, PublishOutcome};
 use crate::protocol::{RegionEntry, TensorEntry};
 use crate::runtime::data::{DataHandle, Stopped};
 use crate::runtime::door::{Imported, InPlace};
 use crate::runtime::in_place::{NotRegistered, ServedLayout};
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentId};
+
+/// Why nothing is published on a GPU that is lost.
+pub(super) const LOST: &str = "the GPU that this layout lies on is lost to the node, and nothing can be published \
+                    there: start the node again to have the GPU back";
 
 /// How long one waits who finds the data thread's box of orders full.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
@@ -96,12 +100,20 @@ impl Engine {
         blocks.iter().map(|moved| moved.block).find(|block| published.contains_key(block))
     }
 
-    /// All that it has published.
-    fn published(&self) -> Vec<(LayoutId, Vec<BlockId>)> {
+    /// All that it has published in such layouts.
+    pub(super) fn published(&self, which: impl Fn(&Open) -> bool) -> Vec<(LayoutId, Vec<BlockId>)> {
         let state = lock(&self.state);
+        let wanted = state.layouts.iter().filter(|(_, layout)| which(&layout.open));
         let blocks = |layout: &Published| layout.blocks.keys().copied().collect();
-        state.layouts.iter().map(|(id, layout)| (*id, blocks(layout))).collect()
+        wanted.map(|(id, layout)| (*id, blocks(layout))).collect()
     }
+}
+
+/// The GPUs that a layout lies on.
+pub(super) fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
+    let tensors = imported.layout.tensors().iter();
+    let memory = tensors.filter_map(|it| imported.memory.get(usize::from(it.allocation.0)));
+    memory.filter_map(|memory| memory.device()).collect()
 }
 
 /// A sentence for what could not be opened.
@@ -119,8 +131,12 @@ impl Inner {
         if let Some(why) = self.in_place.never {
             return Err(refused(&why));
         }
+        let gpus = gpus(&imported);
+        if !gpus.is_disjoint(&self.residency.lost_gpus()) {
+            return Err(LOST.to_owned());
+        }
         let stored_before = self.residency.stored();
-        self.open_layout(&engine, id, imported).await?;
+        self.open_layout(&engine, id, (imported, gpus)).await?;
         let namespace = namespace.id();
         let key = |moved: &MovedBlock| BlockKey { namespace, hash: moved.hash };
         let blocks: Vec<_> = blocks.iter().map(|moved| (moved.block, key(moved))).collect();
@@ -134,9 +150,9 @@ impl Inner {
     /// Registers the memory of a layout and serves it, where that has not been done.
     pub(super) async fn open_layout(
         &self,
-        engine: &Engine,
+        engine: &Arc<Engine>,
         id: LayoutId,
-        imported: Arc<Imported>,
+        (imported, gpus): (Arc<Imported>, BTreeSet<DeviceUuid>),
     ) -> Result<(), String> {
         let mut ways = engine.ways.lock().await;
         {
@@ -184,7 +200,9 @@ impl Inner {
         let lands = (0..count).map(region).collect();
         let lies = Arc::clone(&imported);
         let open = Arc::new(Open {
+            engine: Arc::downgrade(engine),
             imported,
+            gpus,
             staged,
             not_landed,
             climbs,
@@ -239,6 +257,9 @@ impl Inner {
             State { gone: true, .. } => None,
             State { layouts, .. } => layouts.get_mut(&opened.layout),
         };
+        // Looked at with the state locked: whoever takes back what lies on a lost GPU finds what was
+        // published before.
+        let layout = layout.filter(|it| !it.open.lies_on(&self.residency.lost_gpus()));
         let Some(layout) = layout else { return vec![PublishOutcome::Refused; blocks.len()] };
         let publish = |block: &InPlace| {
             let key = BlockKey { namespace, hash: block.hash };
@@ -330,9 +351,9 @@ impl Inner {
     /// Takes back all that an engine has published, and lets go of its memory.
     pub(in crate::node) async fn clear(&self, engine: &Engine) {
         // A load that is under way publishes yet, and then no other one begins.
-        self.withdraw_from(engine, &engine.published()).await;
+        self.withdraw_from(engine, &engine.published(|_| true)).await;
         engine.landed().await;
-        self.withdraw_from(engine, &engine.published()).await;
+        self.withdraw_from(engine, &engine.published(|_| true)).await;
         let mut ways = engine.ways.lock().await;
         let layouts = std::mem::take(&mut lock(&engine.state).layouts);
         let pools: Vec<PoolId> = layouts.values().map(|layout| layout.pool).collect();

@@ -16,14 +16,18 @@
 //!
 //! What an engine loads from peers may land in its layout, without a copy in a pool, and is published
 //! there ([`landing`]).
+//!
+//! What lies on a GPU that is lost is taken back at once, as if its engine had asked for that, and nothing
+//! is published there any more ([`losses`]).
 
 mod copies;
 mod engine;
 mod landing;
+mod losses;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::layout::BlockId;
 use crate::memory::{Climb, GpuDirect, Rung};
@@ -36,6 +40,7 @@ use crate::types::{Extent, MemoryKind, PoolId};
 
 pub(super) use copies::Copies;
 pub use engine::{Engine, Opened};
+pub(super) use losses::mind_losses;
 
 /// A GPU that lends copies of blocks where cards do not reach them.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +54,10 @@ pub(super) struct Stages {
 /// A layout that blocks are published in.
 #[derive(Debug)]
 struct Open {
+    engine: Weak<Engine>,
     imported: Arc<Imported>,
+    /// The GPUs that its tensors lie on.
+    gpus: BTreeSet<DeviceUuid>,
     /// Whether peers get copies of its blocks.
     staged: bool,
     /// Why no blocks from peers land in it; `None` where they do.
@@ -60,6 +68,12 @@ struct Open {
     published: AtomicU64,
     /// Blocks that are being taken back: no local reader comes any more.
     leaving: Mutex<BTreeSet<BlockId>>,
+}
+
+impl Open {
+    fn lies_on(&self, gpus: &BTreeSet<DeviceUuid>) -> bool {
+        !self.gpus.is_disjoint(gpus)
+    }
 }
 
 /// All layouts of local engines that peers may read.
@@ -135,17 +149,18 @@ impl Layouts {
         lock(&self.open).get(&pool).cloned()
     }
 
-    /// Whether a resident is being taken back.
-    pub(super) fn is_leaving(&self, extent: &Extent) -> bool {
+    /// Whether a resident is being taken back, or is about to be, for these GPUs are lost.
+    pub(super) fn is_leaving(&self, extent: &Extent, lost: &BTreeSet<DeviceUuid>) -> bool {
         if extent.pool.kind() != MemoryKind::Engine {
             return false;
         }
         let block = BlockId::of(extent);
-        self.find(extent.pool).is_none_or(|open| lock(&open.leaving).contains(&block))
+        self.find(extent.pool)
+            .is_none_or(|open| open.lies_on(lost) || lock(&open.leaving).contains(&block))
     }
 
-    /// What is told of them.
-    pub(super) fn stat(&self) -> InPlaceStat {
+    /// What is told of them, where these GPUs are lost.
+    pub(super) fn stat(&self, lost: &BTreeSet<DeviceUuid>) -> InPlaceStat {
         let layout = |(pool, open): (&PoolId, &Arc<Open>)| {
             let blocks = open.published.load(Ordering::Relaxed);
             let bytes = blocks * u64::from(open.imported.layout.block_bytes());
@@ -154,6 +169,7 @@ impl Layouts {
             LayoutStat {
                 pool: pool.0,
                 way: if open.staged { "staging" } else { "direct" }.to_owned(),
+                lost: open.lies_on(lost),
                 blocks,
                 bytes,
                 nics: nics.collect(),

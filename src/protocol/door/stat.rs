@@ -137,6 +137,8 @@ pub struct LayoutStat {
     pub pool: u16,
     /// How peers read its blocks: "direct", where they lie, or "staging", as copies in pinned memory.
     pub way: String,
+    /// Whether a GPU that it lies on is lost to the node: no block stays in it then, and none comes.
+    pub lost: bool,
     /// Blocks in it.
     pub blocks: u64,
     /// Their payload, bytes.
