@@ -161,10 +161,37 @@ impl ImportedLayout<'_> {
         blocks: &[MovedBlock],
         source: Source,
     ) -> Result<Vec<LoadOutcome>, ClientError> {
+        self.loaded(namespace, blocks, (source, false))
+    }
+
+    /// As [`Self::load`], but what comes from peers is READ straight into the layout, and no pool holds a
+    /// copy. Such a block is published where it lies, which its outcome says: peers read it there, and it
+    /// is left alone until [`Self::withdraw`] has returned for it. What is on the node already, or is just
+    /// being fetched by somebody else, is copied into the layout, and so is all where there is no way for
+    /// peers' bytes into it; `kvrail stat` says why.
+    ///
+    /// # Errors
+    /// As [`Self::load`]; also for a block that is published in place, or is being loaded already.
+    pub fn load_in_place(
+        &self,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        source: Source,
+    ) -> Result<Vec<LoadOutcome>, ClientError> {
+        self.loaded(namespace, blocks, (source, true))
+    }
+
+    fn loaded(
+        &self,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        (source, in_place): (Source, bool),
+    ) -> Result<Vec<LoadOutcome>, ClientError> {
         let request = Request::Engine(EngineRequest::Load {
             namespace: *namespace,
             source,
             layout: self.id,
+            in_place,
             blocks: blocks.to_vec(),
         });
         match self.client.call(&request)? {

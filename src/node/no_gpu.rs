@@ -89,6 +89,10 @@ impl Tier {
         match self.0 {}
     }
 
+    pub(super) fn arrive_in(&mut self, _place: &Extent, _lies: &Arc<Imported>) -> Option<Arriving> {
+        match self.0 {}
+    }
+
     pub(super) fn span(&self, _memory: &Arriving) -> RegisteredSpan {
         match self.0 {}
     }

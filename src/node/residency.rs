@@ -345,7 +345,23 @@ impl Residency {
         checksum: u64,
         source: EvictionRank,
     ) -> Admitted {
-        match self.admit(key, memory, checksum, Origin::Fetched { source }) {
+        let admitted = self.admit(key, memory, checksum, Origin::Fetched { source });
+        self.fetched(key, admitted)
+    }
+
+    /// The same for one that landed in an engine's memory.
+    pub(super) fn admit_fetched_in_place(
+        &self,
+        key: BlockKey,
+        payload: Payload,
+        source: EvictionRank,
+    ) -> Admitted {
+        let admitted = self.insert(key, payload, Origin::Fetched { source });
+        self.fetched(key, admitted)
+    }
+
+    fn fetched(&self, key: BlockKey, admitted: Admitted) -> Admitted {
+        match admitted {
             Admitted::AlreadyResident(_) => {
                 self.store.already_resident(&key, ResidentCause::PeerFetch);
                 // An eviction in between, or a pin too many, leaves the reader to ask again.

@@ -48,6 +48,7 @@ mod in_place_gpu_or_shm;
 #[cfg(feature = "gpu")]
 mod in_place_staged;
 mod large_read;
+mod load_in_place;
 mod lost_messages;
 mod nics;
 mod observability;

@@ -5,7 +5,7 @@
 //! never meet: who comes second finds what the first one has done. Nobody holds one of them while it
 //! waits for the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -31,24 +31,28 @@ const ROOM_PAUSE: Duration = Duration::from_millis(5);
 /// An engine, as the node knows what it published.
 #[derive(Debug, Default)]
 pub struct Engine {
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     ways: tokio::sync::Mutex<Ways>,
     withdrawing: tokio::sync::Mutex<()>,
+    /// Told when blocks are no more ones that a load may land in.
+    pub(super) settled: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// Its connection has ended.
-    gone: bool,
-    layouts: BTreeMap<LayoutId, Published>,
+    pub(super) gone: bool,
+    pub(super) layouts: BTreeMap<LayoutId, Published>,
 }
 
 /// A layout that is open, and the blocks that lie there for peers.
 #[derive(Debug)]
-struct Published {
-    pool: PoolId,
-    open: Arc<Open>,
-    blocks: BTreeMap<BlockId, (BlockKey, ResidentId)>,
+pub(super) struct Published {
+    pub(super) pool: PoolId,
+    pub(super) open: Arc<Open>,
+    pub(super) blocks: BTreeMap<BlockId, (BlockKey, ResidentId)>,
+    /// Blocks that a load may land in.
+    pub(super) landing: BTreeSet<BlockId>,
 }
 
 /// Regions of an engine's allocations.
@@ -67,9 +71,12 @@ pub struct Opened {
 impl State {
     /// Why these blocks cannot be published.
     fn conflict(&self, id: LayoutId, blocks: &[(BlockId, BlockKey)]) -> Option<String> {
-        let Published { open, blocks: published, .. } = self.layouts.get(&id)?;
+        let Published { open, blocks: published, landing, .. } = self.layouts.get(&id)?;
         let leaving = lock(&open.leaving);
         blocks.iter().find_map(|(block, key)| match published.get(block) {
+            _ if landing.contains(block) => {
+                Some(format!("block {} is being loaded: publish it after that", block.0))
+            }
             Some(_) if leaving.contains(block) => {
                 Some(format!("block {} is being withdrawn: publish it after that", block.0))
             }
@@ -125,7 +132,7 @@ impl Inner {
     }
 
     /// Registers the memory of a layout and serves it, where that has not been done.
-    async fn open_layout(
+    pub(super) async fn open_layout(
         &self,
         engine: &Engine,
         id: LayoutId,
@@ -151,13 +158,18 @@ impl Inner {
             Err(NotRegistered::NoWay(climb)) => {
                 if let Some(why) = self.in_place.not_staged(&imported) {
                     *lock(&self.in_place.refused) = Some(climb.clone());
-                    return Err(refused(&format!("{}, {why}", NotRegistered::NoWay(climb))));
+                    let way = NotRegistered::NoWay(climb);
+                    return Err(refused(&format!("{way}, and no copies can be lent of it: {why}")));
                 }
                 (Vec::new(), vec![climb])
             }
             Err(error) => return Err(refused(&error)),
         };
-        let staged = known.is_empty().then(|| Arc::clone(&imported));
+        let staged = known.is_empty();
+        let not_landed = match staged {
+            true => Some("no card reaches its memory"),
+            false => self.in_place.not_landed(&imported),
+        };
         let regions: Vec<_> = known.iter().map(|(region, _)| RegionEntry::from(region)).collect();
         climbs.extend(known.iter().filter_map(|(_, climb)| climb.clone()));
         let tensor = |tensor: &Tensor| {
@@ -167,9 +179,14 @@ impl Inner {
         };
         let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
         let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
+        let region = |at| ways.0.get(&AllocationId(at)).map(|(region, _)| region.id);
+        let count = u16::try_from(imported.memory.len()).unwrap_or(u16::MAX);
+        let lands = (0..count).map(region).collect();
+        let lies = Arc::clone(&imported);
         let open = Arc::new(Open {
             imported,
-            staged: staged.is_some(),
+            staged,
+            not_landed,
             climbs,
             published: AtomicU64::new(0),
             leaving: Mutex::default(),
@@ -178,12 +195,13 @@ impl Inner {
             .in_place
             .number(&open)
             .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
-        let served = ServedLayout { pool, number, blocks, bytes, regions, tensors, staged };
+        let served =
+            ServedLayout { pool, number, blocks, bytes, regions, tensors, lies, places: lands };
         if let Err(stopped) = self.data.serve(served) {
             self.in_place.free(pool);
             return Err(refused(&stopped));
         }
-        let published = Published { pool, open, blocks: BTreeMap::new() };
+        let published = Published { pool, open, blocks: BTreeMap::new(), landing: BTreeSet::new() };
         lock(&engine.state).layouts.insert(id, published);
         Ok(())
     }
@@ -240,6 +258,7 @@ impl Inner {
     ) -> PublishOutcome {
         // The entry of one that leaves is there until it has left.
         if lock(&layout.open.leaving).contains(&block.block)
+            || layout.landing.contains(&block.block)
             || layout.blocks.get(&block.block).is_some_and(|(other, _)| *other != key)
         {
             return PublishOutcome::Refused;
@@ -310,6 +329,9 @@ impl Inner {
 
     /// Takes back all that an engine has published, and lets go of its memory.
     pub(in crate::node) async fn clear(&self, engine: &Engine) {
+        // A load that is under way publishes yet, and then no other one begins.
+        self.withdraw_from(engine, &engine.published()).await;
+        engine.landed().await;
         self.withdraw_from(engine, &engine.published()).await;
         let mut ways = engine.ways.lock().await;
         let layouts = std::mem::take(&mut lock(&engine.state).layouts);

@@ -13,9 +13,13 @@
 //! memory of the node's own GPU ([`Stages`]), if that is the same one.
 //!
 //! Local readers, which cannot look into an engine's memory, get copies ([`copies`]).
+//!
+//! What an engine loads from peers may land in its layout, without a copy in a pool, and is published
+//! there ([`landing`]).
 
 mod copies;
 mod engine;
+mod landing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,6 +52,8 @@ struct Open {
     imported: Arc<Imported>,
     /// Whether peers get copies of its blocks.
     staged: bool,
+    /// Why no blocks from peers land in it; `None` where they do.
+    not_landed: Option<&'static str>,
     /// How its memory came to be registered, where that is another driver's.
     climbs: Vec<Climb>,
     /// Residents that lie in it.
@@ -88,25 +94,26 @@ impl Layouts {
         }
     }
 
-    /// Why no copies can be lent of a layout's blocks.
+    /// Why the node's own GPU can neither lend copies of a layout's blocks nor verify what lands there.
     fn not_staged(&self, imported: &Imported) -> Option<&'static str> {
         let Some(stages) = &self.stages else {
-            return Some(
-                "and this node has no GPU of its own (--gpu) that could lend copies of them",
-            );
+            return Some("this node has no GPU of its own (--gpu)");
         };
-        let mut tensors = imported.layout.tensors().iter();
-        let elsewhere = tensors.any(|tensor| {
-            let memory = imported.memory.get(usize::from(tensor.allocation.0));
-            memory.is_none_or(|memory| memory.device() != Some(stages.device))
-        });
-        if elsewhere {
-            Some("and it is not all on the GPU that this node has (--gpu), which could lend copies")
+        if !imported.lies_in(|memory| memory.device() == Some(stages.device)) {
+            Some("it is not all on the GPU that this node has (--gpu)")
         } else if u64::from(imported.layout.block_bytes()) > stages.block_bytes_max {
-            Some("and its blocks are longer than this node's staging memory (--gpu-staging)")
+            Some("its blocks are longer than this node's staging memory (--gpu-staging)")
         } else {
             None
         }
+    }
+
+    /// Why blocks from peers do not land in a layout whose memory cards reach.
+    fn not_landed(&self, imported: &Imported) -> Option<&'static str> {
+        if imported.lies_in(|memory| memory.host().is_some()) {
+            return None;
+        }
+        self.not_staged(imported)
     }
 
     /// A number for a layout; `None` where all are taken.

@@ -246,8 +246,9 @@ impl<S: DoorService> Session<S> {
                 EngineRequest::Save { namespace, pulled, event, .. } => {
                     moving.after(event).save(service, namespace, pulled).await
                 }
-                EngineRequest::Load { namespace, source, .. } => {
-                    moving.load(service, namespace, source).await
+                EngineRequest::Load { namespace, source, in_place, .. } => {
+                    let client = in_place.then_some(client);
+                    moving.load((service, client), namespace, source).await
                 }
                 EngineRequest::Publish { namespace, pulled, event, .. } => {
                     moving.after(event).publish((service, client), namespace, pulled).await
