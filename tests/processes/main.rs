@@ -44,6 +44,8 @@ mod in_place;
 #[cfg(feature = "gpu")]
 mod in_place_gpu;
 #[cfg(feature = "gpu")]
+mod in_place_gpu_or_shm;
+#[cfg(feature = "gpu")]
 mod in_place_staged;
 mod large_read;
 mod load_in_place;
