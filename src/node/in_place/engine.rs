@@ -198,6 +198,7 @@ impl Inner {
         let region = |at| ways.0.get(&AllocationId(at)).map(|(region, _)| region.id);
         let count = u16::try_from(imported.memory.len()).unwrap_or(u16::MAX);
         let lands = (0..count).map(region).collect();
+        let in_host_memory = imported.lies_in(|memory| memory.host().is_some());
         let lies = Arc::clone(&imported);
         let open = Arc::new(Open {
             engine: Arc::downgrade(engine),
@@ -213,8 +214,17 @@ impl Inner {
             .in_place
             .number(&open)
             .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
-        let served =
-            ServedLayout { pool, number, blocks, bytes, regions, tensors, lies, places: lands };
+        let served = ServedLayout {
+            pool,
+            number,
+            blocks,
+            bytes,
+            regions,
+            tensors,
+            in_host_memory,
+            lies,
+            places: lands,
+        };
         if let Err(stopped) = self.data.serve(served) {
             self.in_place.free(pool);
             return Err(refused(&stopped));
