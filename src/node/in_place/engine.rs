@@ -116,6 +116,35 @@ pub(super) fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
     memory.filter_map(|memory| memory.device()).collect()
 }
 
+/// A layout as the data thread has it: by its numbers, and with the regions of the allocations that it
+/// lies in, which are in the order of their numbers; without any where no card reaches them.
+fn served(
+    (pool, number): (PoolId, u32),
+    lies: Arc<Imported>,
+    (places, regions): (&[AllocationId], &[Region]),
+) -> ServedLayout {
+    let place = |wanted: &AllocationId| places.binary_search(wanted).ok();
+    let tensor = |tensor: &Tensor| {
+        let place = place(&tensor.allocation).and_then(|place| u16::try_from(place).ok());
+        let allocation = AllocationId(place.unwrap_or(u16::MAX));
+        TensorEntry::from(&Tensor { allocation, ..*tensor })
+    };
+    let region = |allocation| Some(regions.get(place(&AllocationId(allocation))?)?.id);
+    let allocations = u16::try_from(lies.memory.len()).unwrap_or(u16::MAX);
+    let blocks = lies.layout.blocks();
+    ServedLayout {
+        pool,
+        number,
+        blocks,
+        bytes: u64::from(blocks) * u64::from(lies.layout.block_bytes()),
+        regions: regions.iter().map(RegionEntry::from).collect(),
+        tensors: lies.layout.tensors().iter().map(tensor).collect(),
+        in_host_memory: lies.lies_in(|memory| memory.host().is_some()),
+        places: (0..allocations).map(region).collect(),
+        lies,
+    }
+}
+
 /// A sentence for what could not be opened.
 fn refused(why: &dyn std::fmt::Display) -> String {
     format!("peers cannot read this layout in place ({why}): save its blocks instead")
@@ -164,12 +193,12 @@ impl Inner {
                 return Ok(());
             }
         }
-        let tensors = imported.layout.tensors();
-        let mut places: Vec<AllocationId> = tensors.iter().map(|it| it.allocation).collect();
+        let tensors = imported.layout.tensors().iter();
+        let mut places: Vec<AllocationId> = tensors.map(|it| it.allocation).collect();
         places.sort_unstable();
         places.dedup();
         let registered = self.register(&mut ways, &places, &imported).await;
-        let (known, mut climbs) = match registered {
+        let (known, mut climbs): (Vec<_>, _) = match registered {
             Ok(()) => (places.iter().filter_map(|place| ways.0.get(place)).collect(), Vec::new()),
             Err(NotRegistered::NoWay(climb)) => {
                 if let Some(why) = self.in_place.not_staged(&imported) {
@@ -186,23 +215,10 @@ impl Inner {
             true => Some("no card reaches its memory"),
             false => self.in_place.not_landed(&imported),
         };
-        let regions: Vec<_> = known.iter().map(|(region, _)| RegionEntry::from(region)).collect();
         climbs.extend(known.iter().filter_map(|(_, climb)| climb.clone()));
-        let tensor = |tensor: &Tensor| {
-            let place = places.binary_search(&tensor.allocation).unwrap_or_default();
-            let allocation = AllocationId(u16::try_from(place).unwrap_or(u16::MAX));
-            TensorEntry::from(&Tensor { allocation, ..*tensor })
-        };
-        let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
-        let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
-        let region = |at| ways.0.get(&AllocationId(at)).map(|(region, _)| region.id);
-        let count = u16::try_from(imported.memory.len()).unwrap_or(u16::MAX);
-        let lands = (0..count).map(region).collect();
-        let in_host_memory = imported.lies_in(|memory| memory.host().is_some());
-        let lies = Arc::clone(&imported);
         let open = Arc::new(Open {
             engine: Arc::downgrade(engine),
-            imported,
+            imported: Arc::clone(&imported),
             gpus,
             staged,
             not_landed,
@@ -210,27 +226,15 @@ impl Inner {
             published: AtomicU64::new(0),
             leaving: Mutex::default(),
         });
-        let (pool, number) = self
-            .in_place
-            .number(&open)
-            .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
-        let served = ServedLayout {
-            pool,
-            number,
-            blocks,
-            bytes,
-            regions,
-            tensors,
-            in_host_memory,
-            lies,
-            places: lands,
-        };
-        if let Err(stopped) = self.data.serve(served) {
-            self.in_place.free(pool);
+        let named = self.in_place.number(&open);
+        let named = named.ok_or_else(|| refused(&"as many layouts are open as can be"))?;
+        let regions: Vec<Region> = known.into_iter().map(|(region, _)| *region).collect();
+        if let Err(stopped) = self.data.serve(served(named, imported, (&places, &regions))) {
+            self.in_place.free(named.0);
             return Err(refused(&stopped));
         }
-        let published = Published { pool, open, blocks: BTreeMap::new(), landing: BTreeSet::new() };
-        lock(&engine.state).layouts.insert(id, published);
+        let (pool, blocks, landing) = (named.0, BTreeMap::new(), BTreeSet::new());
+        lock(&engine.state).layouts.insert(id, Published { pool, open, blocks, landing });
         Ok(())
     }
 
