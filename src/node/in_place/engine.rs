@@ -94,10 +94,8 @@ impl State {
 }
 
 impl Engine {
-    pub(in crate::node) fn find(&self, id: LayoutId, blocks: &[MovedBlock]) -> Option<BlockId> {
-        let state = lock(&self.state);
-        let published = &state.layouts.get(&id)?.blocks;
-        blocks.iter().map(|moved| moved.block).find(|block| published.contains_key(block))
+    pub(in crate::node) fn in_use(&self, id: LayoutId, blocks: &[MovedBlock]) -> Option<String> {
+        lock(&self.state).layouts.get(&id)?.in_use(blocks)
     }
 
     /// All that it has published in such layouts.

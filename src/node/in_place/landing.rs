@@ -11,7 +11,6 @@
 //! node runs; one that were would leave its marks behind, and with them the memory: what READs may touch
 //! stays.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,22 +31,28 @@ impl Published {
         Extent { pool: self.pool, offset: block.0.into(), len }
     }
 
-    /// Marks blocks as landing, all or none; the place of each.
-    fn begin(&mut self, blocks: &[MovedBlock]) -> Result<Vec<Extent>, NotLanded> {
-        if let Some(why) = self.open.not_landed {
-            return Err(NotLanded::NoWay(why.to_owned()));
-        }
+    /// Why one of these blocks must not be written to now.
+    pub(super) fn in_use(&self, blocks: &[MovedBlock]) -> Option<String> {
         let used = |block: &BlockId| match () {
             () if self.blocks.contains_key(block) => Some("published in place: withdraw it first"),
             () if self.landing.contains(block) => Some("being loaded already"),
             () => None,
         };
-        let named: BTreeSet<BlockId> = blocks.iter().map(|moved| moved.block).collect();
-        if let Some((block, why)) = named.iter().find_map(|block| Some((block, used(block)?))) {
-            return Err(NotLanded::InUse(format!("block {} is {why}", block.0)));
+        let mut blocks = blocks.iter().map(|moved| moved.block);
+        let (block, why) = blocks.find_map(|block| Some((block, used(&block)?)))?;
+        Some(format!("block {} is {why}", block.0))
+    }
+
+    /// Marks blocks as landing, all or none; the place of each.
+    fn begin(&mut self, blocks: &[MovedBlock]) -> Result<Vec<Extent>, NotLanded> {
+        if let Some(why) = self.open.not_landed {
+            return Err(NotLanded::NoWay(why.to_owned()));
+        }
+        if let Some(why) = self.in_use(blocks) {
+            return Err(NotLanded::InUse(why));
         }
         let places = blocks.iter().map(|moved| self.place(moved.block)).collect();
-        self.landing.extend(named);
+        self.landing.extend(blocks.iter().map(|moved| moved.block));
         Ok(places)
     }
 
