@@ -11,7 +11,7 @@ use kvrail::health::BreakerConfig;
 use kvrail::lease::LeaseConfig;
 use kvrail::memory::{ForeignFabric, HostPool, PoolOptions, Reservation};
 use kvrail::peer::{
-    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
+    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig, Wish,
 };
 use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{Place, RegionEntry, SecretKey};
@@ -169,7 +169,8 @@ impl<E: Clone + Send + 'static> Member<E> {
         let hashes: Vec<BlockHash> = blocks.map(hash).collect();
         async move {
             let count = hashes.len();
-            let fetched = handle.fetch(node, endpoint, NAMESPACE, hashes).await.unwrap();
+            let fetched =
+                handle.fetch(node, endpoint, Wish::anywhere(NAMESPACE, hashes)).await.unwrap();
             assert_eq!(fetched.fetched.outcomes.len(), count);
             for outcome in fetched.fetched.outcomes {
                 let FetchOutcome::Ready { found, fetched: true } = outcome else {
