@@ -3,6 +3,8 @@
 //! A name that no setting has is nothing to refuse: a cluster's own tools set such names, and other programs
 //! may. One that is a slip of the pen away from a setting's name would silently do nothing.
 
+use strsim::osa_distance;
+
 use super::layers::{names, variable};
 use super::{RegistrySettings, ServeSettings};
 
@@ -54,36 +56,10 @@ fn is_of_a_cluster(name: &str) -> bool {
 /// The nearest known name, where one is near: two slips away, one where there is little to slip on.
 fn nearest(name: &str, known: &[String]) -> Option<String> {
     let name = name.to_ascii_uppercase();
-    let distances = known.iter().map(|known| (slips(name.as_bytes(), known.as_bytes()), known));
+    let distances = known.iter().map(|known| (osa_distance(&name, known), known));
     let (slips, known) = distances.min()?;
     let most = if known.len() - PREFIX.len() > 4 { 2 } else { 1 };
     (slips <= most).then(|| known.clone())
-}
-
-/// How many letters must be put in, taken out, changed, or changed with their neighbour to make one of the
-/// other.
-fn slips(one: &[u8], other: &[u8]) -> usize {
-    let first: Vec<usize> = (0..=other.len()).collect();
-    let (mut before, mut above) = (first.clone(), first);
-    let mut last = None;
-    for (row, letter) in (1..).zip(one) {
-        let mut line = vec![row];
-        let mut left = row;
-        for (at, its) in other.iter().enumerate() {
-            let of = |line: &[usize], at: usize| line.get(at).copied().unwrap_or(usize::MAX);
-            let changed = of(&above, at) + usize::from(letter != its);
-            let mut least = changed.min(left + 1).min(of(&above, at + 1) + 1);
-            let twin = at.checked_sub(1).and_then(|at| other.get(at));
-            if twin == Some(letter) && last == Some(its) {
-                least = least.min(of(&before, at - 1) + 1);
-            }
-            line.push(least);
-            left = least;
-        }
-        (before, above) = (above, line);
-        last = Some(letter);
-    }
-    above.last().copied().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -92,24 +68,6 @@ mod tests {
 
     fn meant(name: &str) -> Option<String> {
         among(std::iter::once(name.to_owned())).pop().map(|found| found.meant)
-    }
-
-    #[test]
-    fn slips_of_the_pen_are_counted() {
-        for (one, other, count) in [
-            ("", "", 0),
-            ("", "AB", 2),
-            ("POOL", "POOL", 0),
-            ("POL", "POOL", 1),
-            ("POOOL", "POOL", 1),
-            ("POLL", "POOL", 1),
-            ("OPOL", "POOL", 1),
-            ("TTL", "LTT", 2),
-            ("KITTEN", "SITTING", 3),
-        ] {
-            assert_eq!(slips(one.as_bytes(), other.as_bytes()), count, "{one} {other}");
-            assert_eq!(slips(other.as_bytes(), one.as_bytes()), count, "{other} {one}");
-        }
     }
 
     #[test]
