@@ -196,6 +196,9 @@ pub enum CloseReason {
     /// A NIC of this node that carried it went down or away. A fresh connection takes another one,
     /// where there is one.
     NicLost,
+    /// This fabric has another way to the peer, and one of the two ends wants that one. A fresh
+    /// connection takes it.
+    Moved,
 }
 
 impl CloseReason {
@@ -203,7 +206,7 @@ impl CloseReason {
     #[must_use]
     pub const fn scope(self) -> Scope {
         match self {
-            Self::Requested | Self::Exhausted | Self::NicLost => Scope::Local,
+            Self::Requested | Self::Exhausted | Self::NicLost | Self::Moved => Scope::Local,
             Self::PeerClosed | Self::Violation | Self::ReadFailed => Scope::Peer,
             Self::Unreachable => Scope::Path,
         }
@@ -384,6 +387,14 @@ pub trait Fabric {
     /// The pairs of NICs that a connection goes over; none where the fabric has no NICs.
     fn rails(&self, _connection: ConnectionId) -> Vec<Rail> {
         Vec::new()
+    }
+
+    /// Whether peers on this host are connected to over shared memory.
+    ///
+    /// # Errors
+    /// Why they are not now, in words.
+    fn shared_memory(&self) -> Result<(), &str> {
+        Err("this fabric has none")
     }
 
     /// What lies between this node and the other end of a connection, as far as the fabric knows.

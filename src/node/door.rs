@@ -299,13 +299,8 @@ impl DoorService for Inner {
         self.publish_opened(&opened, namespace, &blocks, pulled)
     }
 
-    fn find_in_place(
-        &self,
-        client: &Engine,
-        layout: LayoutId,
-        blocks: &[MovedBlock],
-    ) -> Option<BlockId> {
-        client.find(layout, blocks)
+    fn in_use(&self, client: &Engine, layout: LayoutId, blocks: &[MovedBlock]) -> Option<String> {
+        client.in_use(layout, blocks)
     }
 
     async fn withdraw(

@@ -89,7 +89,7 @@ impl Landing for NodeLanding {
     fn land_at(&mut self, place: &Extent) -> Option<Memory> {
         let layout = self.layouts.get(&place.pool).filter(|layout| !layout.is_staged())?;
         let gathered = match &mut self.tier {
-            _ if layout.lies.lies_in(|memory| memory.host().is_some()) => None,
+            _ if layout.in_host_memory => None,
             Some(tier) => Some(tier.arrive_in(place, &layout.lies)?),
             None => return None,
         };

@@ -57,7 +57,7 @@ use crate::runtime::announce::{
 };
 use crate::runtime::clock::Clock;
 use crate::runtime::data::{self, DataHandle, DataJoin};
-use crate::runtime::door::Door;
+use crate::runtime::door::{Door, SocketFile};
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
@@ -95,7 +95,6 @@ pub struct Inner {
     identity: NodeIdentity,
     requester: RequesterId,
     transport: &'static str,
-    no_shared_memory: String,
     registry_name: String,
     residency: Arc<Residency>,
     fetcher: Arc<Fetcher>,
@@ -116,6 +115,7 @@ pub struct Node {
     listen: SocketAddr,
     stop_door: oneshot::Sender<()>,
     door: tokio::task::JoinHandle<()>,
+    socket: Arc<SocketFile>,
     announcer: Announcer,
     reclaimer: Reclaimer,
     data: DataJoin,
@@ -157,6 +157,7 @@ impl Node {
     ) -> Result<Self, NodeError> {
         // First, so that a second node at the same place takes no memory.
         let door = Door::bind(&options.socket, options.socket_mode)?;
+        let socket = door.file();
         let (residency, gpu) = residency(&options, clock, Arc::clone(&sink))?;
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
         let served = served(&options, &residency)?;
@@ -174,7 +175,7 @@ impl Node {
         let imports = Imports::new(&residency, options.gpu_driver.clone(), gpu.as_ref());
         let stages = gpu.as_ref().map(Gpu::stages);
         let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
-        let StartedData { handle: data, thread, transport, no_shared_memory, gpu } = started;
+        let StartedData { handle: data, thread, transport, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
             registry: Arc::clone(&registry),
             identity: identity.clone(),
@@ -201,7 +202,6 @@ impl Node {
             identity,
             requester,
             transport,
-            no_shared_memory,
             registry_name,
             residency,
             fetcher,
@@ -222,7 +222,8 @@ impl Node {
         });
         let door = tokio::spawn(serving);
         let lease_ttl = options.lease.ttl;
-        Ok(Self { inner, listen, stop_door, door, announcer, reclaimer, data: thread, lease_ttl })
+        let data = thread;
+        Ok(Self { inner, listen, stop_door, door, socket, announcer, reclaimer, data, lease_ttl })
     }
 
     /// Where peers connect.
@@ -235,6 +236,12 @@ impl Node {
     #[must_use]
     pub fn inner(&self) -> &Arc<Inner> {
         &self.inner
+    }
+
+    /// The file of its door, for a process that ends without [`Self::shutdown`] being over.
+    #[must_use]
+    pub const fn socket(&self) -> &Arc<SocketFile> {
+        &self.socket
     }
 
     /// Ends when the node can serve no more, with what went wrong.
@@ -330,7 +337,6 @@ struct StartedData {
     handle: DataHandle<PeerAddress>,
     thread: DataJoin,
     transport: &'static str,
-    no_shared_memory: String,
     gpu: Option<(GpuStat, Arc<Shadows>)>,
 }
 
@@ -363,9 +369,7 @@ fn start_data<F>(
 where
     F: ForeignFabric + Fabric<Endpoint = SocketAddr> + Watch + Send + 'static,
 {
-    let neighbours =
-        transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
-    let (fabric, no_shared_memory) = neighbours;
+    let fabric = transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(registered.served().map(RegionEntry::from));
     let gpu = gpu.zip(registered.gpu.as_ref());
@@ -396,7 +400,7 @@ where
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
     let transport = capabilities.transport;
-    Ok(StartedData { handle, thread, transport, no_shared_memory, gpu: known })
+    Ok(StartedData { handle, thread, transport, gpu: known })
 }
 
 fn registry(

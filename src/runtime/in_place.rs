@@ -36,6 +36,8 @@ pub struct ServedLayout {
     pub tensors: Vec<TensorEntry>,
     /// The layout as its engine knows it, and its memory.
     pub lies: Arc<Imported>,
+    /// Whether all of it is host memory, which the CPU can look at.
+    pub in_host_memory: bool,
     /// The region of each of its engine's allocations, by their numbers; `None` where it has nothing there.
     pub places: Vec<Option<RegionId>>,
 }

@@ -180,6 +180,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
         self.inner.rails(connection)
     }
 
+    fn shared_memory(&self) -> Result<(), &str> {
+        self.inner.shared_memory()
+    }
+
     fn reach(&self, connection: ConnectionId) -> Reach {
         self.inner.reach(connection)
     }

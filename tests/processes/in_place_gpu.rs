@@ -3,7 +3,6 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 
 use kvrail::cli::cluster::Process;
 use kvrail::client::{Client, ClientError};
@@ -14,8 +13,8 @@ use crate::cuda_standin::StandIn;
 use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first};
 use crate::engine_memory::{BLOCK, at, blocks, by_layers};
 use crate::support::{
-    Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, holder_and_reader, is_lending,
-    namespace, node_id, read, save, test_process, transport, until,
+    Blocks, Counts, PATIENCE, TestProcess, assert_at_rest, assert_rank, holder_and_reader,
+    is_lending, namespace, node_id, read, save, transport, until,
 };
 
 /// Nodes whose peers on the same host come over the network: GPU memory cannot be mapped.
@@ -177,12 +176,12 @@ const LIBRARY: &str = "KVRAIL_TEST_GPU_IN_PLACE_LIBRARY";
 const NAME: &str = "KVRAIL_TEST_GPU_IN_PLACE_NAME";
 
 /// An engine of this node, in a process of its own, that keeps blocks of this name published.
-pub(crate) fn engine_process(node: &Process, standin: &StandIn, name: &str) -> Child {
+pub(crate) fn engine_process(node: &Process, standin: &StandIn, name: &str) -> TestProcess {
     let door: PathBuf = node.addresses().unwrap().socket.clone().unwrap();
     let library = standin.library();
     let told: [(&str, &OsStr); 3] =
         [(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str()), (NAME, OsStr::new(name))];
-    test_process("in_place_gpu::an_engine_for_ever", &told)
+    TestProcess::start("in_place_gpu::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of tests run.
@@ -191,6 +190,7 @@ pub(crate) fn engine_process(node: &Process, standin: &StandIn, name: &str) -> C
 fn an_engine_for_ever() {
     let variables = [DOOR, LIBRARY].map(std::env::var_os);
     let ([Some(door), Some(library)], Ok(name)) = (variables, std::env::var(NAME)) else { return };
+    TestProcess::begin();
     let client = Client::connect(Path::new(&door)).unwrap();
     let gpu = Gpu::new(library);
     let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
@@ -225,8 +225,7 @@ fn a_killed_engines_gpu_memory_is_closed_once_no_card_reads_it() {
     let counts = std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &kept, from));
         until("it lends, or has lent", || is_lending(&at_holder) || reading.is_finished());
-        engine.kill().unwrap();
-        engine.wait().unwrap();
+        engine.kill();
         reading.join().unwrap()
     });
     assert_eq!(counts.ready + counts.failed + counts.not_found, kept.len(), "{counts:?}");

@@ -45,6 +45,8 @@ mod in_place;
 mod in_place_gpu;
 mod in_place_quota;
 #[cfg(feature = "gpu")]
+mod in_place_gpu_or_shm;
+#[cfg(feature = "gpu")]
 mod in_place_staged;
 mod large_read;
 mod load_in_place;

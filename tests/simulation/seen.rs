@@ -12,7 +12,7 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
 }
 
 /// What must happen in some run: a simulation in which nothing goes wrong proves nothing.
-const MUST_HAPPEN: [&str; 50] = [
+const MUST_HAPPEN: [&str; 51] = [
     "aborted",
     "already resident",
     "announced all",
@@ -36,6 +36,7 @@ const MUST_HAPPEN: [&str; 50] = [
     "lost message",
     "no plan",
     "node cut from the registry",
+    "moved",
     "not found",
     "owner hint",
     "owner reported",

@@ -26,7 +26,7 @@ use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentId};
 
 /// Why nothing is published on a GPU that is lost.
-const LOST: &str = "the GPU that this layout lies on is lost to the node, and nothing can be published \
+pub(super) const LOST: &str = "the GPU that this layout lies on is lost to the node, and nothing can be published \
                     there: start the node again to have the GPU back";
 
 /// How long one waits who finds the data thread's box of orders full.
@@ -94,10 +94,8 @@ impl State {
 }
 
 impl Engine {
-    pub(in crate::node) fn find(&self, id: LayoutId, blocks: &[MovedBlock]) -> Option<BlockId> {
-        let state = lock(&self.state);
-        let published = &state.layouts.get(&id)?.blocks;
-        blocks.iter().map(|moved| moved.block).find(|block| published.contains_key(block))
+    pub(in crate::node) fn in_use(&self, id: LayoutId, blocks: &[MovedBlock]) -> Option<String> {
+        lock(&self.state).layouts.get(&id)?.in_use(blocks)
     }
 
     /// All that it has published in such layouts.
@@ -110,10 +108,39 @@ impl Engine {
 }
 
 /// The GPUs that a layout lies on.
-fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
+pub(super) fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
     let tensors = imported.layout.tensors().iter();
     let memory = tensors.filter_map(|it| imported.memory.get(usize::from(it.allocation.0)));
     memory.filter_map(|memory| memory.device()).collect()
+}
+
+/// A layout as the data thread has it: by its numbers, and with the regions of the allocations that it
+/// lies in, which are in the order of their numbers; without any where no card reaches them.
+fn served(
+    (pool, number): (PoolId, u32),
+    lies: Arc<Imported>,
+    (places, regions): (&[AllocationId], &[Region]),
+) -> ServedLayout {
+    let place = |wanted: &AllocationId| places.binary_search(wanted).ok();
+    let tensor = |tensor: &Tensor| {
+        let place = place(&tensor.allocation).and_then(|place| u16::try_from(place).ok());
+        let allocation = AllocationId(place.unwrap_or(u16::MAX));
+        TensorEntry::from(&Tensor { allocation, ..*tensor })
+    };
+    let region = |allocation| Some(regions.get(place(&AllocationId(allocation))?)?.id);
+    let allocations = u16::try_from(lies.memory.len()).unwrap_or(u16::MAX);
+    let blocks = lies.layout.blocks();
+    ServedLayout {
+        pool,
+        number,
+        blocks,
+        bytes: u64::from(blocks) * u64::from(lies.layout.block_bytes()),
+        regions: regions.iter().map(RegionEntry::from).collect(),
+        tensors: lies.layout.tensors().iter().map(tensor).collect(),
+        in_host_memory: lies.lies_in(|memory| memory.host().is_some()),
+        places: (0..allocations).map(region).collect(),
+        lies,
+    }
 }
 
 /// A sentence for what could not be opened.
@@ -164,12 +191,12 @@ impl Inner {
                 return Ok(());
             }
         }
-        let tensors = imported.layout.tensors();
-        let mut places: Vec<AllocationId> = tensors.iter().map(|it| it.allocation).collect();
+        let tensors = imported.layout.tensors().iter();
+        let mut places: Vec<AllocationId> = tensors.map(|it| it.allocation).collect();
         places.sort_unstable();
         places.dedup();
         let registered = self.register(&mut ways, &places, &imported).await;
-        let (known, mut climbs) = match registered {
+        let (known, mut climbs): (Vec<_>, _) = match registered {
             Ok(()) => (places.iter().filter_map(|place| ways.0.get(place)).collect(), Vec::new()),
             Err(NotRegistered::NoWay(climb)) => {
                 if let Some(why) = self.in_place.not_staged(&imported) {
@@ -186,22 +213,10 @@ impl Inner {
             true => Some("no card reaches its memory"),
             false => self.in_place.not_landed(&imported),
         };
-        let regions: Vec<_> = known.iter().map(|(region, _)| RegionEntry::from(region)).collect();
         climbs.extend(known.iter().filter_map(|(_, climb)| climb.clone()));
-        let tensor = |tensor: &Tensor| {
-            let place = places.binary_search(&tensor.allocation).unwrap_or_default();
-            let allocation = AllocationId(u16::try_from(place).unwrap_or(u16::MAX));
-            TensorEntry::from(&Tensor { allocation, ..*tensor })
-        };
-        let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
-        let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
-        let region = |at| ways.0.get(&AllocationId(at)).map(|(region, _)| region.id);
-        let count = u16::try_from(imported.memory.len()).unwrap_or(u16::MAX);
-        let lands = (0..count).map(region).collect();
-        let lies = Arc::clone(&imported);
         let open = Arc::new(Open {
             engine: Arc::downgrade(engine),
-            imported,
+            imported: Arc::clone(&imported),
             gpus,
             staged,
             not_landed,
@@ -209,18 +224,15 @@ impl Inner {
             published: AtomicU64::new(0),
             leaving: Mutex::default(),
         });
-        let (pool, number) = self
-            .in_place
-            .number(&open)
-            .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
-        let served =
-            ServedLayout { pool, number, blocks, bytes, regions, tensors, lies, places: lands };
-        if let Err(stopped) = self.data.serve(served) {
-            self.in_place.free(pool);
+        let named = self.in_place.number(&open);
+        let named = named.ok_or_else(|| refused(&"as many layouts are open as can be"))?;
+        let regions: Vec<Region> = known.into_iter().map(|(region, _)| *region).collect();
+        if let Err(stopped) = self.data.serve(served(named, imported, (&places, &regions))) {
+            self.in_place.free(named.0);
             return Err(refused(&stopped));
         }
-        let published = Published { pool, open, blocks: BTreeMap::new(), landing: BTreeSet::new() };
-        lock(&engine.state).layouts.insert(id, published);
+        let (pool, blocks, landing) = (named.0, BTreeMap::new(), BTreeSet::new());
+        lock(&engine.state).layouts.insert(id, Published { pool, open, blocks, landing });
         Ok(())
     }
 

@@ -11,12 +11,11 @@
 //! node runs; one that were would leave its marks behind, and with them the memory: what READs may touch
 //! stays.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
-use super::engine::Published;
+use super::engine::{LOST, Published, gpus};
 use crate::layout::BlockId;
 use crate::node::Inner;
 use crate::peer::Wish;
@@ -32,36 +31,45 @@ impl Published {
         Extent { pool: self.pool, offset: block.0.into(), len }
     }
 
-    /// Marks blocks as landing, all or none; the place of each.
-    fn begin(&mut self, blocks: &[MovedBlock]) -> Result<Vec<Extent>, NotLanded> {
-        if let Some(why) = self.open.not_landed {
-            return Err(NotLanded::NoWay(why.to_owned()));
-        }
+    /// Why one of these blocks must not be written to now.
+    pub(super) fn in_use(&self, blocks: &[MovedBlock]) -> Option<String> {
         let used = |block: &BlockId| match () {
             () if self.blocks.contains_key(block) => Some("published in place: withdraw it first"),
             () if self.landing.contains(block) => Some("being loaded already"),
             () => None,
         };
-        let named: BTreeSet<BlockId> = blocks.iter().map(|moved| moved.block).collect();
-        if let Some((block, why)) = named.iter().find_map(|block| Some((block, used(block)?))) {
-            return Err(NotLanded::InUse(format!("block {} is {why}", block.0)));
+        let mut blocks = blocks.iter().map(|moved| moved.block);
+        let (block, why) = blocks.find_map(|block| Some((block, used(&block)?)))?;
+        Some(format!("block {} is {why}", block.0))
+    }
+
+    /// Marks blocks as landing, all or none; the place of each.
+    fn begin(&mut self, blocks: &[MovedBlock]) -> Result<Vec<Extent>, NotLanded> {
+        if let Some(why) = self.open.not_landed {
+            return Err(NotLanded::NoWay(why.to_owned()));
+        }
+        if let Some(why) = self.in_use(blocks) {
+            return Err(NotLanded::InUse(why));
         }
         let places = blocks.iter().map(|moved| self.place(moved.block)).collect();
-        self.landing.extend(named);
+        self.landing.extend(blocks.iter().map(|moved| moved.block));
         Ok(places)
     }
 
-    /// The load is over: enters what it published.
-    fn end(&mut self, blocks: &[(BlockKey, BlockId)], outcomes: &[AcquireOutcome]) {
-        for ((key, block), outcome) in blocks.iter().zip(outcomes) {
+    /// The load is over: enters what it published, and says which of its blocks that is.
+    fn end(&mut self, blocks: &[(BlockKey, BlockId)], outcomes: &[AcquireOutcome]) -> Vec<usize> {
+        let mut landed = Vec::new();
+        for (at, ((key, block), outcome)) in blocks.iter().zip(outcomes).enumerate() {
             self.landing.remove(block);
             if let AcquireOutcome::Ready(held) = outcome
                 && held.extent == self.place(*block)
             {
                 self.blocks.insert(*block, (*key, held.hold));
                 self.open.published.fetch_add(1, Ordering::Relaxed);
+                landed.push(at);
             }
         }
+        landed
     }
 }
 
@@ -83,29 +91,58 @@ impl Inner {
         (namespace, blocks): (Namespace, Vec<MovedBlock>),
         source: Source,
     ) -> Result<Vec<AcquireOutcome>, NotLanded> {
+        let no_way = |why: &str| NotLanded::NoWay(why.to_owned());
         if let Some(why) = self.in_place.never {
-            return Err(NotLanded::NoWay(why.to_owned()));
+            return Err(no_way(why));
         }
-        self.open_layout(&engine, id, imported).await.map_err(NotLanded::NoWay)?;
+        let gpus = gpus(&imported);
+        self.open_layout(&engine, id, (imported, gpus)).await.map_err(NotLanded::NoWay)?;
         let places = {
             let mut state = lock(&engine.state);
             let layout = if state.gone { None } else { state.layouts.get_mut(&id) };
-            let gone = || NotLanded::NoWay("the client is gone".to_owned());
-            layout.ok_or_else(gone)?.begin(&blocks)?
+            let layout = layout.ok_or_else(|| no_way("the client is gone"))?;
+            if layout.open.lies_on(&self.residency.lost_gpus()) {
+                return Err(no_way(LOST));
+            }
+            layout.begin(&blocks)?
         };
         let namespace = self.learn(&namespace);
         let hashes = blocks.iter().map(|moved| moved.hash).collect();
-        let outcomes = self.get(&Wish { namespace, hashes, places }, source).await;
+        let mut outcomes = self.get(&Wish { namespace, hashes, places }, source).await;
         let keyed: Vec<_> = blocks
             .iter()
             .map(|moved| (BlockKey { namespace, hash: moved.hash }, moved.block))
             .collect();
-        if let Some(layout) = lock(&engine.state).layouts.get_mut(&id) {
-            layout.end(&keyed, &outcomes);
-        }
+        let landed = match lock(&engine.state).layouts.get_mut(&id) {
+            Some(layout) => layout.end(&keyed, &outcomes),
+            None => Vec::new(),
+        };
         engine.settled.notify_one();
-        // Whoever took back what lies on a lost GPU may have come before this.
-        self.withdraw_lost(engine);
+        self.take_back_lost(&engine, (id, landed), &mut outcomes).await;
         Ok(outcomes)
+    }
+
+    /// Blocks that landed on a GPU which is lost by now have failed. Whoever takes back what lies there
+    /// may have been before them.
+    async fn take_back_lost(
+        &self,
+        engine: &Engine,
+        (id, landed): (LayoutId, Vec<usize>),
+        outcomes: &mut [AcquireOutcome],
+    ) {
+        let mut lost = Vec::new();
+        for at in landed {
+            if let Some(outcome) = outcomes.get_mut(at)
+                && let AcquireOutcome::Ready(held) = outcome
+                && self.in_place.is_leaving(&held.extent, &self.residency.lost_gpus())
+            {
+                lost.push(BlockId::of(&held.extent));
+                self.residency.store.unpin_batch(&[held.hold]);
+                *outcome = AcquireOutcome::Failed;
+            }
+        }
+        if !lost.is_empty() {
+            self.withdraw_from(engine, &[(id, lost)]).await;
+        }
     }
 }

@@ -4,8 +4,7 @@
 //! local reader. From then on no local reader is given such a block and none is published, and all that
 //! were are withdrawn in the same order as when their engine asks for it: peers that have a lease on one
 //! have their grace, for a card may still read what the GPU's processors lost. The layouts stay open, and
-//! say that they are lost, until their engine goes; what lands there in that moment is taken back when its
-//! load is over; an engine that withdraws such blocks itself finds that
+//! say that they are lost, until their engine goes; an engine that withdraws such blocks itself finds that
 //! none of them is published any more.
 
 use std::collections::BTreeSet;
@@ -27,18 +26,11 @@ pub(in crate::node) async fn mind_losses(
         let lost = losses.borrow_and_update().clone();
         for engine in node.in_place.engines_on(&lost) {
             // Each for itself: readers of one engine's blocks keep no other engine's.
-            node.withdraw_lost(engine);
-        }
-    }
-}
-
-impl Inner {
-    /// Begins to take back what an engine has on GPUs that are lost.
-    pub(super) fn withdraw_lost(self: &Arc<Self>, engine: Arc<Engine>) {
-        let (node, lost) = (Arc::clone(self), self.residency.lost_gpus().clone());
-        let blocks = engine.published(|open| open.lies_on(&lost));
-        if !blocks.iter().all(|(_, blocks)| blocks.is_empty()) {
-            tokio::spawn(async move { node.withdraw_from(&engine, &blocks).await });
+            let (node, lost) = (Arc::clone(&node), lost.clone());
+            tokio::spawn(async move {
+                let blocks = engine.published(|open| open.lies_on(&lost));
+                node.withdraw_from(&engine, &blocks).await;
+            });
         }
     }
 }

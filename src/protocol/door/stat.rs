@@ -44,7 +44,7 @@ pub struct NodeStat {
     pub policy: String,
     /// The way to peers on other hosts, `tcp` or `verbs`; `shm` where there is none.
     pub transport: String,
-    /// Why peers on this host are not reached over shared memory; empty where they are.
+    /// Why peers on this host are not connected to over shared memory now; empty where they are.
     pub no_shared_memory: String,
     /// Since its data thread last went round, milliseconds: at most 1000 where it is idle.
     pub heartbeat_age_ms: u64,

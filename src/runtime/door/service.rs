@@ -183,13 +183,14 @@ pub trait DoorService: Send + Sync + 'static {
         pulled: bool,
     ) -> Vec<PublishOutcome>;
 
-    /// One of these blocks that its client has published in place and not had back.
-    fn find_in_place(
+    /// Why one of these blocks must not be written to now, in a sentence: its client has published it in
+    /// place and not had it back, or a load lands there.
+    fn in_use(
         &self,
         client: &Self::Client,
         layout: LayoutId,
         blocks: &[MovedBlock],
-    ) -> Option<BlockId>;
+    ) -> Option<String>;
 
     /// Takes blocks back that were published in place. Done when nobody can read them any more; how
     /// many of them were published.

@@ -306,14 +306,11 @@ impl DoorService for StandIn {
         stored
     }
 
-    fn find_in_place(
-        &self,
-        _client: &(),
-        layout: LayoutId,
-        blocks: &[MovedBlock],
-    ) -> Option<BlockId> {
+    fn in_use(&self, _client: &(), layout: LayoutId, blocks: &[MovedBlock]) -> Option<String> {
         let all = self.in_place.lock().unwrap();
-        blocks.iter().map(|moved| moved.block).find(|block| all.contains_key(&(layout, *block)))
+        let mut blocks = blocks.iter().map(|moved| moved.block);
+        let BlockId(block) = blocks.find(|block| all.contains_key(&(layout, *block)))?;
+        Some(format!("block {block} is published in place"))
     }
 
     async fn withdraw(

@@ -111,6 +111,7 @@ fn published(scene: &mut Scene, tensors: Vec<Tensor>) -> Vec<(Found, Vec<u8>)> {
         bytes: 0,
         regions: Vec::new(),
         tensors: Vec::new(),
+        in_host_memory: false,
         lies,
         places: Vec::new(),
     });
