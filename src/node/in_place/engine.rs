@@ -108,7 +108,7 @@ impl Engine {
 }
 
 /// The GPUs that a layout lies on.
-pub(super) fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
+fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
     let tensors = imported.layout.tensors().iter();
     let memory = tensors.filter_map(|it| imported.memory.get(usize::from(it.allocation.0)));
     memory.filter_map(|memory| memory.device()).collect()
