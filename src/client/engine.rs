@@ -33,7 +33,8 @@ impl Client {
     /// most. As long as the connection lasts nobody else can import it.
     ///
     /// # Errors
-    /// [`ClientError::ImportRefused`] where the node will not have it; else what broke the call.
+    /// [`ClientError::ImportRefused`] where the node will not have it, [`ClientError::Busy`] where as many
+    /// requests of this connection wait as may; else what broke the call.
     pub fn import_memfd(&self, file: &File, bytes: u64) -> Result<AllocationId, ClientError> {
         self.import(MemorySource::Memfd, bytes, Some(file.as_fd()))
     }
