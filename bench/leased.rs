@@ -14,7 +14,7 @@ use kvrail::health::BreakerConfig;
 use kvrail::lease::LeaseConfig;
 use kvrail::memory::{HostPool, PoolOptions, Reservation};
 use kvrail::peer::{
-    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
+    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig, Wish,
 };
 use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{Place, RegionEntry, SecretKey};
@@ -172,7 +172,8 @@ impl Member {
     fn fetch(&self, holder: &Self, block: u32) -> impl Future<Output = ()> + Send + use<> {
         let (handle, to) = (self.handle.clone(), holder.address);
         async move {
-            let fetched = handle.fetch(HOLDER, to, NAMESPACE, vec![hash(1, block)]).await;
+            let wish = Wish::anywhere(NAMESPACE, vec![hash(1, block)]);
+            let fetched = handle.fetch(HOLDER, to, wish).await;
             let outcomes = fetched.unwrap().fetched.outcomes;
             let fresh = matches!(outcomes[..], [FetchOutcome::Ready { fetched: true, .. }]);
             assert!(fresh, "{outcomes:?}");

@@ -200,6 +200,9 @@ pub enum CloseReason {
     /// A NIC of this node that carried it went down or away. A fresh connection takes another one,
     /// where there is one.
     NicLost,
+    /// This fabric has another way to the peer, and one of the two ends wants that one. A fresh
+    /// connection takes it.
+    Moved,
 }
 
 impl CloseReason {
@@ -207,7 +210,7 @@ impl CloseReason {
     #[must_use]
     pub const fn scope(self) -> Scope {
         match self {
-            Self::Requested | Self::Exhausted | Self::NicLost => Scope::Local,
+            Self::Requested | Self::Exhausted | Self::NicLost | Self::Moved => Scope::Local,
             Self::PeerClosed | Self::Violation | Self::ReadFailed => Scope::Peer,
             Self::Unreachable => Scope::Path,
         }
@@ -381,6 +384,14 @@ pub trait Fabric {
     /// when it was made. None where it has all that it can have, or the fabric has no NICs.
     fn lacks(&self, _connection: ConnectionId) -> Vec<Lack> {
         Vec::new()
+    }
+
+    /// Whether peers on this host are connected to over shared memory.
+    ///
+    /// # Errors
+    /// Why they are not now, in words.
+    fn shared_memory(&self) -> Result<(), &str> {
+        Err("this fabric has none")
     }
 
     /// What lies between this node and the other end of a connection, as far as the fabric knows.

@@ -42,7 +42,7 @@ fn fabric(which: u8) -> Fabrics {
     let near = ShmFabric::new(&ShmConfig { listen, ..ShmConfig::default() }).unwrap();
     let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
     let far = TcpFabric::new(TcpConfig { listen, ..TcpConfig::default() }).unwrap();
-    WithShm::new(far, Some(near), false).unwrap()
+    WithShm::new(far, Ok(near), false).unwrap()
 }
 
 fn to(fabric: &Fabrics, which: u8) -> PeerEndpoint<SocketAddr> {

@@ -101,8 +101,9 @@ fn in_place_rows(in_place: &InPlaceStat) -> Vec<[String; 2]> {
     for layout in &in_place.layouts {
         let ways = layout.nics.iter().map(|it| format!(", {} on {}", it.rung, it.nic));
         let (blocks, bytes) = (layout.blocks, human(layout.bytes));
+        let lost = if layout.lost { "on a lost GPU, " } else { "" };
         let line = format!(
-            "layout {:#06x}, {blocks} blocks, {bytes}, {}{}",
+            "layout {:#06x}, {lost}{blocks} blocks, {bytes}, {}{}",
             layout.pool,
             layout.way,
             ways.collect::<String>()

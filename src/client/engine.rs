@@ -161,10 +161,37 @@ impl ImportedLayout<'_> {
         blocks: &[MovedBlock],
         source: Source,
     ) -> Result<Vec<LoadOutcome>, ClientError> {
+        self.loaded(namespace, blocks, (source, false))
+    }
+
+    /// As [`Self::load`], but what comes from peers is READ straight into the layout, and no pool holds a
+    /// copy. Such a block is published where it lies, which its outcome says: peers read it there, and it
+    /// is left alone until [`Self::withdraw`] has returned for it. What is on the node already, or is just
+    /// being fetched by somebody else, is copied into the layout, and so is all where there is no way for
+    /// peers' bytes into it; `kvrail stat` says why.
+    ///
+    /// # Errors
+    /// As [`Self::load`]; also for a block that is published in place, or is being loaded already.
+    pub fn load_in_place(
+        &self,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        source: Source,
+    ) -> Result<Vec<LoadOutcome>, ClientError> {
+        self.loaded(namespace, blocks, (source, true))
+    }
+
+    fn loaded(
+        &self,
+        namespace: &Namespace,
+        blocks: &[MovedBlock],
+        (source, in_place): (Source, bool),
+    ) -> Result<Vec<LoadOutcome>, ClientError> {
         let request = Request::Engine(EngineRequest::Load {
             namespace: *namespace,
             source,
             layout: self.id,
+            in_place,
             blocks: blocks.to_vec(),
         });
         match self.client.call(&request)? {
@@ -182,9 +209,9 @@ impl ImportedLayout<'_> {
     ///
     /// # Errors
     /// [`ClientError::Refused`] where the node's way to its peers does not reach this memory, with the
-    /// reason (save the blocks then), and for a block that is not in the layout, is named twice, or is
-    /// published under another hash; [`ClientError::Busy`] where there is no memory now to sum blocks up
-    /// in; else what broke the call.
+    /// reason (save the blocks then), where the GPU that it lies on is lost to the node, and for a block
+    /// that is not in the layout, is named twice, or is published under another hash;
+    /// [`ClientError::Busy`] where there is no memory now to sum blocks up in; else what broke the call.
     pub fn publish(
         &self,
         namespace: &Namespace,
@@ -212,7 +239,8 @@ impl ImportedLayout<'_> {
 
     /// Takes blocks back that were published in place; how many of these were. When this returns nobody
     /// reads them any more, and the engine may write to them. A peer that is reading one has a second to
-    /// end, then its access is cut.
+    /// end, then its access is cut. Blocks on a GPU that was lost to the node are taken back by the node
+    /// itself, and are not counted.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a block that is not in the layout; else what broke the call.

@@ -35,8 +35,8 @@ const PITCH_MAX: u64 = (1 << 31) - 1;
 /// Who is told that a GPU is lost ([`CudaError::is_lost`]), by the thread that notices it and before that
 /// thread tells anybody else. It may be told more than once.
 pub trait OnLoss: std::fmt::Debug + Send + Sync {
-    /// The GPU that this was made for is lost, which showed by this error.
-    fn lost(&self, error: &CudaError);
+    /// This GPU is lost, which showed by this error.
+    fn lost(&self, gpu: DeviceUuid, error: &CudaError);
 }
 
 /// This host's GPUs, for memory of engines. The pools are registered with the driver once.
@@ -45,6 +45,7 @@ pub struct EngineDevices {
     driver: Arc<Driver>,
     gpus: Mutex<Vec<Arc<Gpu>>>,
     pools: Arc<[Arc<HostRegistration>]>,
+    on_loss: Option<Arc<dyn OnLoss>>,
 }
 
 /// A GPU that engines have memory on.
@@ -55,7 +56,7 @@ struct Gpu {
     idle: Mutex<Vec<CopyQueue>>,
     pools: Arc<[Arc<HostRegistration>]>,
     context: Arc<Context>,
-    /// Whoever else uses this GPU in this process.
+    /// Who is to hear of its loss.
     on_loss: Option<Arc<dyn OnLoss>>,
 }
 
@@ -74,7 +75,7 @@ impl Gpu {
         if error.is_lost()
             && let Some(on_loss) = &self.on_loss
         {
-            on_loss.lost(error);
+            on_loss.lost(self.uuid, error);
         }
     }
 
@@ -85,22 +86,27 @@ impl Gpu {
 }
 
 impl EngineDevices {
-    /// Registers the pools with the driver, which pins them.
+    /// Registers the pools with the driver, which pins them. `on_loss` hears of the loss of each GPU that
+    /// memory is imported from.
     ///
     /// # Errors
     /// [`CudaError`] where there is no device, or it refuses the pools.
-    pub fn new(driver: Arc<Driver>, pools: &[Arc<Mapping>]) -> Result<Self, CudaError> {
+    pub fn new(
+        driver: Arc<Driver>,
+        pools: &[Arc<Mapping>],
+        on_loss: Option<Arc<dyn OnLoss>>,
+    ) -> Result<Self, CudaError> {
         let first = driver.device(0)?;
         let context = Context::primary(&first)?;
         let bound = context.bind()?;
         let register = |pool| HostRegistration::new(&bound, pool);
         let pools: Arc<[_]> = pools.iter().map(register).collect::<Result<_, _>>()?;
         drop(bound);
-        Ok(Self::sharing(context, pools, None))
+        Ok(Self::sharing(context, pools, on_loss))
     }
 
-    /// As [`Self::new`], with pools that are registered already, and a GPU that somebody else uses too,
-    /// who is to hear of its loss. Other GPUs have contexts of their own, and losses of their own.
+    /// As [`Self::new`], with pools that are registered already, and a GPU that somebody else uses too.
+    /// Other GPUs have contexts of their own, and losses of their own.
     #[must_use]
     pub fn sharing(
         context: Arc<Context>,
@@ -108,8 +114,8 @@ impl EngineDevices {
         on_loss: Option<Arc<dyn OnLoss>>,
     ) -> Self {
         let driver = Arc::clone(context.device().driver());
-        let gpus = Mutex::new(vec![Gpu::new(context, &pools, on_loss)]);
-        Self { driver, gpus, pools }
+        let gpus = Mutex::new(vec![Gpu::new(context, &pools, on_loss.clone())]);
+        Self { driver, gpus, pools, on_loss }
     }
 
     /// Opens an engine's allocation. `file` is the descriptor of a shareable one.
@@ -173,7 +179,8 @@ impl EngineDevices {
         for ordinal in 0..count {
             let device = self.driver.device(ordinal).map_err(failed)?;
             if uuid(&device) == wanted {
-                let gpu = Gpu::new(Context::primary(&device).map_err(failed)?, &self.pools, None);
+                let context = Context::primary(&device).map_err(failed)?;
+                let gpu = Gpu::new(context, &self.pools, self.on_loss.clone());
                 gpus.push(Arc::clone(&gpu));
                 return Ok(gpu);
             }

@@ -83,6 +83,11 @@ pub trait EngineMemory: Any + Debug + Send + Sync {
     /// [`CopyError`].
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError>;
 
+    /// Its mapping, where it is host memory: for who looks at the bytes where they lie.
+    fn host(&self) -> Option<&Arc<Mapping>> {
+        None
+    }
+
     /// It as fabrics register it: these bytes, and no other ones of the engine.
     fn registrable(&self) -> Registrable;
 }
@@ -282,6 +287,10 @@ impl EngineMemory for SharedMemory {
 
     fn copier(&self) -> Result<Box<dyn Copier + '_>, CopyError> {
         Ok(Box::new(SharedCopier))
+    }
+
+    fn host(&self) -> Option<&Arc<Mapping>> {
+        Some(&self.mapping)
     }
 
     fn registrable(&self) -> Registrable {

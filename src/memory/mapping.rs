@@ -4,6 +4,7 @@
 //! are copied in and out between raw pointers, within bounds.
 #![expect(unsafe_code, reason = "bounded copies between raw pointers into a shared mapping")]
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
@@ -22,6 +23,44 @@ const CHECKSUM_CHUNK_BYTES: usize = 16 << 10;
 #[must_use]
 pub fn checksum_bytes(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
+}
+
+/// The checksum of a block that lies in pieces, taken piece by piece in the order of its bytes. It is what
+/// [`checksum_bytes`] gives for all of them in a row.
+#[derive(Clone, Default)]
+pub struct Checksum(Xxh3);
+
+impl fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Checksum").field(&self.value()).finish()
+    }
+}
+
+impl Checksum {
+    /// Adds `len` bytes at `offset` of a mapping. Bytes that change meanwhile give the checksum of some
+    /// mixture.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; nothing was added then.
+    pub fn add(&mut self, mapping: &Mapping, offset: u64, len: u64) -> Result<(), OutOfBounds> {
+        mapping.pointer(offset, len)?;
+        let mut chunk = [0; CHECKSUM_CHUNK_BYTES];
+        let mut done = 0;
+        while done < len {
+            let step = usize::try_from(len - done).unwrap_or(usize::MAX);
+            let (bytes, _rest) = chunk.split_at_mut(step.min(CHECKSUM_CHUNK_BYTES));
+            mapping.read(offset + done, bytes)?;
+            self.0.update(bytes);
+            done += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The checksum of what was added so far.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0.digest()
+    }
 }
 
 /// A range lies outside the mapping.
@@ -158,18 +197,9 @@ impl Mapping {
     /// # Errors
     /// [`OutOfBounds`].
     pub fn checksum(&self, offset: u64, len: u64) -> Result<u64, OutOfBounds> {
-        self.pointer(offset, len)?;
-        let mut chunk = [0; CHECKSUM_CHUNK_BYTES];
-        let mut hash = Xxh3::new();
-        let mut done = 0;
-        while done < len {
-            let step = usize::try_from(len - done).unwrap_or(usize::MAX);
-            let (bytes, _rest) = chunk.split_at_mut(step.min(CHECKSUM_CHUNK_BYTES));
-            self.read(offset + done, bytes)?;
-            hash.update(bytes);
-            done += bytes.len() as u64;
-        }
-        Ok(hash.digest())
+        let mut sum = Checksum::default();
+        sum.add(self, offset, len)?;
+        Ok(sum.value())
     }
 
     /// Locks the pages in memory as they become present.
@@ -249,6 +279,13 @@ mod tests {
             assert_eq!(map.checksum(0, end as u64), Ok(expected), "{end} bytes");
         }
         assert_eq!(map.checksum(5, 7), Ok(checksum_bytes(&bytes[5..12])));
+        let mut in_pieces = Checksum::default();
+        for (offset, len) in [(100, 700), (20, 17), (30, 0), (0, len as u64 - 3)] {
+            in_pieces.add(&map, offset, len).unwrap();
+        }
+        assert!(in_pieces.add(&map, 0, len as u64 + 1).is_err());
+        let whole = [&bytes[100..800], &bytes[20..37], &bytes[..len - 3]].concat();
+        assert_eq!(in_pieces.value(), checksum_bytes(&whole));
         // The value travels between nodes, so it is fixed for ever.
         assert_eq!(checksum_bytes(b""), 0x2d06_8005_38d3_94c2);
     }

@@ -20,7 +20,7 @@ pub use foreign::{
     Climb, ExportRefused, ExportedRange, ForeignFabric, ForeignMemory, GpuDirect, Pinner,
     Registrable, Rung, RungRefused,
 };
-pub use mapping::{Mapping, OutOfBounds, checksum_bytes};
+pub use mapping::{Checksum, Mapping, OutOfBounds, checksum_bytes};
 pub use pool::{HostPool, Pool, Reservation, Watermarks};
 pub use regions::Regions;
 pub use ring::{Ring, RingPiece};

@@ -10,7 +10,7 @@ use super::residency::{Admitted, Reserved};
 use crate::event::{BusyReason, Event};
 use crate::layout::BlockId;
 use crate::memory::{EngineMemory, ImportError, Mapping};
-use crate::peer::FetchOutcome;
+use crate::peer::{FetchOutcome, Wish};
 use crate::policy::Origin;
 use crate::protocol::door::stat::StatReport;
 use crate::protocol::door::{
@@ -18,7 +18,7 @@ use crate::protocol::door::{
     MovedBlock, PublishOutcome, Source,
 };
 use crate::runtime::door::{
-    self, DoorService, Imported, InPlace, Page, PoolHandle, Publish, ReserveError,
+    self, DoorService, Imported, InPlace, NotLanded, Page, PoolHandle, Publish, ReserveError,
 };
 use crate::store::{Found, PinError, ResidentView};
 use crate::types::{
@@ -81,14 +81,40 @@ impl Inner {
         }
     }
 
+    /// One outcome per hash: what is here, and what was fetched, each pinned once.
+    pub(super) async fn get(self: &Arc<Self>, wish: &Wish, source: Source) -> Vec<AcquireOutcome> {
+        let mut outcomes = self.look(wish, source).await;
+        for _ in 0..LOOKS_ELSEWHERE {
+            let lost: Vec<(usize, ResidentId)> =
+                (0..).zip(&outcomes).filter_map(|(at, it)| Some((at, lost(it)?))).collect();
+            if lost.is_empty() {
+                return outcomes;
+            }
+            let (positions, holds): (Vec<_>, Vec<_>) = lost.into_iter().unzip();
+            self.residency.forget_lost(&holds);
+            let again = self.look(&wish.part(&positions), source).await;
+            for (at, outcome) in positions.into_iter().zip(again) {
+                if let Some(slot) = outcomes.get_mut(at) {
+                    *slot = outcome;
+                }
+            }
+        }
+        // Whoever reads such a block keeps it here, and another one of its name out, as long as that takes.
+        for outcome in &mut outcomes {
+            if let Some(hold) = lost(outcome) {
+                self.residency.store.unpin_batch(&[hold]);
+                *outcome = AcquireOutcome::Busy(BusyReason::Pins);
+            }
+        }
+        outcomes
+    }
+
     /// One outcome per hash: what is here, and what was fetched. Blocks in the GPU's memory have a copy in
-    /// host memory, unless that GPU is lost ([`lost`]).
-    async fn look(
-        self: &Arc<Self>,
-        namespace: NamespaceId,
-        hashes: &[BlockHash],
-        source: Source,
-    ) -> Vec<AcquireOutcome> {
+    /// host memory, unless that GPU is lost ([`lost`]); those in engines' memory, too, but for what lies at
+    /// the place that was wished for.
+    async fn look(self: &Arc<Self>, wish: &Wish, source: Source) -> Vec<AcquireOutcome> {
+        let Wish { namespace, hashes, places } = wish;
+        let namespace = *namespace;
         let keys: Vec<_> = hashes.iter().map(|&hash| BlockKey { namespace, hash }).collect();
         let mut found = Vec::with_capacity(keys.len());
         self.residency.store.hit_batch(&keys, true, &mut found);
@@ -110,8 +136,7 @@ impl Inner {
             })
             .collect();
         if source != Source::Here && !misses.is_empty() {
-            let wanted: Vec<_> = misses.iter().filter_map(|at| hashes.get(*at)).copied().collect();
-            let fetched = self.fetcher.fetch(namespace, &wanted, source).await;
+            let fetched = self.fetcher.fetch(&wish.part(&misses), source).await;
             for (at, got) in misses.iter().zip(fetched) {
                 if let Some(outcome) = outcomes.get_mut(*at) {
                     *outcome = match got {
@@ -131,7 +156,7 @@ impl Inner {
         if let Some((_, shadows)) = &self.gpu {
             Arc::clone(shadows).in_host_memory(&self.residency, &mut outcomes).await;
         }
-        self.copied_to_host(&mut outcomes).await;
+        self.copied_to_host(&mut outcomes, places).await;
         outcomes
     }
 
@@ -154,11 +179,12 @@ impl Inner {
         self.residency.forget_lost(&holds);
     }
 
-    /// Hits on blocks that their engine takes back are none.
+    /// Hits on blocks that their engine takes back, or that lie on a lost GPU of its, are none.
     fn forget_leaving(&self, hits: &mut [Result<Found, PinError>]) {
+        let lost = self.residency.lost_gpus();
         for hit in hits {
             if let Ok(found) = hit
-                && self.in_place.is_leaving(&found.payload.extent)
+                && self.in_place.is_leaving(&found.payload.extent, &lost)
             {
                 self.residency.store.unpin_batch(&[found.id]);
                 *hit = Err(PinError::NotFound);
@@ -273,13 +299,8 @@ impl DoorService for Inner {
         self.publish_opened(&opened, namespace, &blocks, pulled)
     }
 
-    fn find_in_place(
-        &self,
-        client: &Engine,
-        layout: LayoutId,
-        blocks: &[MovedBlock],
-    ) -> Option<BlockId> {
-        client.find(layout, blocks)
+    fn in_use(&self, client: &Engine, layout: LayoutId, blocks: &[MovedBlock]) -> Option<String> {
+        client.in_use(layout, blocks)
     }
 
     async fn withdraw(
@@ -301,33 +322,17 @@ impl DoorService for Inner {
         hashes: Vec<BlockHash>,
         source: Source,
     ) -> Vec<AcquireOutcome> {
-        let namespace = self.learn(&namespace);
-        let mut outcomes = self.look(namespace, &hashes, source).await;
-        for _ in 0..LOOKS_ELSEWHERE {
-            let lost: Vec<(usize, ResidentId)> =
-                (0..).zip(&outcomes).filter_map(|(at, it)| Some((at, lost(it)?))).collect();
-            if lost.is_empty() {
-                return outcomes;
-            }
-            let holds: Vec<_> = lost.iter().map(|(_, hold)| *hold).collect();
-            self.residency.forget_lost(&holds);
-            let wanted: Vec<_> =
-                lost.iter().filter_map(|(at, _)| hashes.get(*at)).copied().collect();
-            let again = self.look(namespace, &wanted, source).await;
-            for ((at, _), outcome) in lost.iter().zip(again) {
-                if let Some(slot) = outcomes.get_mut(*at) {
-                    *slot = outcome;
-                }
-            }
-        }
-        // Whoever reads such a block keeps it here, and another one of its name out, as long as that takes.
-        for outcome in &mut outcomes {
-            if let Some(hold) = lost(outcome) {
-                self.residency.store.unpin_batch(&[hold]);
-                *outcome = AcquireOutcome::Busy(BusyReason::Pins);
-            }
-        }
-        outcomes
+        self.get(&Wish::anywhere(self.learn(&namespace), hashes), source).await
+    }
+
+    async fn land(
+        self: Arc<Self>,
+        client: Arc<Engine>,
+        layout: (LayoutId, Arc<Imported>),
+        blocks: (Namespace, Vec<MovedBlock>),
+        source: Source,
+    ) -> Result<Vec<AcquireOutcome>, NotLanded> {
+        self.land_in_place(client, layout, blocks, source).await
     }
 
     fn release(&self, holds: &[ResidentId]) {

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 use super::transport::PeerAddress;
 use crate::event::{Event, EventSink, RegistryCall};
-use crate::peer::FetchOutcome;
+use crate::peer::{FetchOutcome, Wish};
 use crate::protocol::door::Source;
 use crate::registry::{Missing, OwnerRegistry, Plan, PlanQuery};
 use crate::route::{Flights, Lend, Lent, Question, Read, Sources, Step};
@@ -24,7 +24,7 @@ use crate::runtime::clock::Clock;
 use crate::runtime::data::{Answered, DataHandle};
 use crate::store::Store;
 use crate::sync::{Mutex, lock};
-use crate::types::{BlockHash, BlockKey, Load, NamespaceId, NodeId, Scope, Timestamp};
+use crate::types::{BlockKey, Load, NodeId, Scope, Timestamp};
 use addresses::Addresses;
 use shared::Waiter;
 
@@ -53,15 +53,14 @@ pub(super) struct Fetcher {
 /// The blocks of one read that nobody else is fetching.
 #[derive(Debug, Clone, Copy)]
 struct Wanted<'a> {
-    namespace: NamespaceId,
-    hashes: &'a [BlockHash],
+    wish: &'a Wish,
     source: Source,
 }
 
 impl Wanted<'_> {
     fn keys(&self) -> Vec<BlockKey> {
-        let namespace = self.namespace;
-        self.hashes.iter().map(|hash| BlockKey { namespace, hash: *hash }).collect()
+        let Wish { namespace, hashes, .. } = self.wish;
+        hashes.iter().map(|hash| BlockKey { namespace: *namespace, hash: *hash }).collect()
     }
 }
 
@@ -93,11 +92,10 @@ impl Fetcher {
                     read.handle_plan(plan.as_ref(), &mut lock(&self.sources), self.now());
                 }
                 Step::Lend(lend) => {
-                    let hashes = lend.positions.iter().filter_map(|at| wanted.hashes.get(*at));
-                    let hashes = hashes.copied().collect();
-                    let (fetcher, namespace) = (Arc::clone(self), wanted.namespace);
+                    let wish = wanted.wish.part(&lend.positions);
+                    let fetcher = Arc::clone(self);
                     lends.spawn(async move {
-                        let lent = fetcher.borrow(namespace, &lend, hashes).await;
+                        let lent = fetcher.borrow(&lend, wish).await;
                         (lend, lent)
                     });
                 }
@@ -161,7 +159,7 @@ impl Fetcher {
     }
 
     /// Asks an owner for blocks, and reads them.
-    async fn borrow(&self, namespace: NamespaceId, lend: &Lend, hashes: Vec<BlockHash>) -> Lent {
+    async fn borrow(&self, lend: &Lend, wish: Wish) -> Lent {
         let failed = |scope| {
             let outcomes = vec![FetchOutcome::Failed(scope); lend.positions.len()];
             Lent { outcomes, load: Load::default(), reach: None, suspended: None }
@@ -170,7 +168,7 @@ impl Fetcher {
             return failed(Scope::Peer);
         };
         let endpoint = PeerAddress { node: lend.owner, address };
-        match self.parts.data.fetch(lend.owner, endpoint, namespace, hashes).await {
+        match self.parts.data.fetch(lend.owner, endpoint, wish).await {
             Ok(Answered { fetched, reach }) => Lent {
                 outcomes: fetched.outcomes,
                 load: fetched.load,

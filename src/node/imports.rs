@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::gpu::Gpu;
 use super::residency::Residency;
-use crate::memory::{Claim, Claims, EngineMemory, Identity, ImportError, Mapping, SharedMemory};
+use crate::memory::{Claim, Claims, EngineMemory, Identity, ImportError, SharedMemory};
 use crate::protocol::door::MemorySource;
 
 /// What engines have imported, and what they import GPU memory with.
@@ -18,7 +18,8 @@ pub(super) struct Imports {
     claims: Claims,
     /// The pools are nobody's to import.
     _pools: Vec<Claim>,
-    mappings: Vec<Arc<Mapping>>,
+    /// Whose pools engines' copies go to, and who hears of GPUs that these find lost.
+    residency: Arc<Residency>,
     /// The library of the driver, where it is not the one that the loader finds.
     driver: Option<PathBuf>,
     #[cfg(feature = "gpu")]
@@ -42,7 +43,7 @@ impl Imports {
         Self {
             claims,
             _pools: claimed,
-            mappings: pools.iter().map(|pool| Arc::clone(pool.mapping())).collect(),
+            residency: Arc::clone(residency),
             driver,
             #[cfg(feature = "gpu")]
             devices: devices.unwrap_or_default(),
@@ -71,12 +72,15 @@ impl Imports {
         bytes: u64,
         file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
-        use crate::cuda::{Driver, EngineDevices, LIBRARY_NAME};
+        use crate::cuda::{Driver, EngineDevices, LIBRARY_NAME, OnLoss};
 
         let devices = self.devices.get_or_init(|| {
             let library = self.driver.as_deref().unwrap_or(std::path::Path::new(LIBRARY_NAME));
             let driver = Driver::open(library).map_err(|error| error.to_string())?;
-            EngineDevices::new(driver, &self.mappings).map_err(|error| error.to_string())
+            let pools = self.residency.pools.iter().map(|pool| Arc::clone(pool.mapping()));
+            let on_loss = Arc::clone(&self.residency) as Arc<dyn OnLoss>;
+            EngineDevices::new(driver, &pools.collect::<Vec<_>>(), Some(on_loss))
+                .map_err(|error| error.to_string())
         });
         let devices = devices.as_ref().map_err(|why| ImportError::NoGpu(why.clone()))?;
         devices.import((source, bytes), file, &self.claims)
@@ -89,7 +93,7 @@ impl Imports {
         _bytes: u64,
         _file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
-        let _unused = (&self.mappings, &self.driver);
+        let _unused = (&self.residency, &self.driver);
         Err(ImportError::NoGpu("this binary was built without the feature gpu".to_owned()))
     }
 }

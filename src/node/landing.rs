@@ -12,7 +12,7 @@ use crate::memory::Reservation;
 use crate::peer::{Landing, LentLayout, Pressure, Published, Settled};
 use crate::protocol::Place;
 use crate::runtime::in_place::{InPlace, ServedLayout};
-use crate::store::{Evicted, Found};
+use crate::store::{Evicted, Found, Payload};
 use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, PoolId, ResidentId, Scope};
 
 /// A pool's registration with the fabric.
@@ -29,6 +29,9 @@ pub(super) enum Memory {
     Host(Reservation),
     /// In the GPU's.
     Gpu(Arriving),
+    /// A place in an engine's layout, which no one else uses; in a GPU's memory it is copied out of there
+    /// to be verified.
+    Layout(Extent, Option<Arriving>),
 }
 
 /// Implements [`Landing`] on the node's memory and residents.
@@ -77,8 +80,24 @@ impl Landing for NodeLanding {
         out.extend(self.reserved.drain(..).map(Memory::Host));
     }
 
+    fn land_at(&mut self, place: &Extent) -> Option<Memory> {
+        let layout = self.layouts.get(&place.pool).filter(|layout| !layout.is_staged())?;
+        let gathered = match &mut self.tier {
+            _ if layout.in_host_memory => None,
+            Some(tier) => Some(tier.arrive_in(place, &layout.lies)?),
+            None => return None,
+        };
+        Some(Memory::Layout(*place, gathered))
+    }
+
     fn spans(&self, memory: &Memory) -> impl Iterator<Item = RegisteredSpan> {
+        let mut pieces = None;
         let span = match (memory, &self.tier) {
+            (Memory::Layout(place, _), _) => {
+                let layout = self.layouts.get(&place.pool);
+                pieces = layout.map(|layout| layout.spans(BlockId::of(place)));
+                None
+            }
             (Memory::Gpu(memory), Some(tier)) => Some(tier.span(memory)),
             (Memory::Gpu(_), None) => None,
             (Memory::Host(memory), _) => {
@@ -89,21 +108,27 @@ impl Landing for NodeLanding {
                 Some(RegisteredSpan { region, offset, len })
             }
         };
-        span.into_iter()
+        span.into_iter().chain(pieces.into_iter().flatten())
     }
 
     fn settle(&mut self, memory: &mut Memory) -> Settled {
         match (memory, &mut self.tier) {
-            (Memory::Host(_), _) => Settled::Now,
-            (Memory::Gpu(memory), Some(tier)) => tier.settle(memory),
-            (Memory::Gpu(_), None) => Settled::Never(Scope::Local),
+            (Memory::Host(_) | Memory::Layout(_, None), _) => Settled::Now,
+            (Memory::Gpu(memory) | Memory::Layout(_, Some(memory)), Some(tier)) => {
+                tier.settle(memory)
+            }
+            (Memory::Gpu(_) | Memory::Layout(_, Some(_)), None) => Settled::Never(Scope::Local),
         }
     }
 
     fn checksum(&self, memory: &Memory) -> u64 {
         match memory {
             Memory::Host(memory) => memory.pool().checksum(memory.extent()).unwrap_or_default(),
-            Memory::Gpu(memory) => memory.checksum(),
+            Memory::Gpu(memory) | Memory::Layout(_, Some(memory)) => memory.checksum(),
+            Memory::Layout(place, None) => {
+                let lies = self.layouts.get(&place.pool).map(|layout| &layout.lies);
+                lies.and_then(|lies| lies.checksum(BlockId::of(place))).unwrap_or_default()
+            }
         }
     }
 
@@ -116,7 +141,11 @@ impl Landing for NodeLanding {
     ) -> Published {
         let lost = self.tier.as_ref().is_some_and(Tier::is_lost);
         let admitted = match memory {
-            Memory::Gpu(_) if lost => Admitted::Full,
+            Memory::Gpu(_) | Memory::Layout(_, Some(_)) if lost => Admitted::Full,
+            Memory::Layout(extent, _) => {
+                let payload = Payload { extent, checksum };
+                self.residency.admit_fetched_in_place(key, payload, rank)
+            }
             Memory::Host(memory) => self.residency.admit_fetched(key, memory, checksum, rank),
             Memory::Gpu(memory) => match memory.into_reservation() {
                 Some(memory) => self.residency.admit_fetched(key, memory, checksum, rank),
@@ -142,14 +171,14 @@ impl Landing for NodeLanding {
         if pool == PoolId::GPU {
             return tier.prepare(found);
         }
-        let lies = self.layouts.get(&pool).and_then(|layout| layout.staged.as_deref());
-        lies.is_none_or(|lies| tier.prepare_in_place(found, lies))
+        let staged = self.layouts.get(&pool).filter(|layout| layout.is_staged());
+        staged.is_none_or(|layout| tier.prepare_in_place(found, &layout.lies))
     }
 
     fn remote(&self, extent: &Extent) -> Option<Place> {
         if extent.pool.kind() == MemoryKind::Engine {
             let (layout, block) = (self.layouts.get(&extent.pool)?, extent.offset);
-            if layout.staged.is_some() {
+            if layout.is_staged() {
                 return self.tier.as_ref()?.staged(extent).map(Place::Span);
             }
             let block = BlockId(u32::try_from(block).ok()?);

@@ -95,7 +95,6 @@ pub struct Inner {
     identity: NodeIdentity,
     requester: RequesterId,
     transport: &'static str,
-    no_shared_memory: String,
     registry_name: String,
     residency: Arc<Residency>,
     fetcher: Arc<Fetcher>,
@@ -174,7 +173,7 @@ impl Node {
         let imports = Imports::new(&residency, options.gpu_driver.clone(), gpu.as_ref());
         let stages = gpu.as_ref().map(Gpu::stages);
         let started = start_on(chosen, (served, gpu), local, &options, &residency)?;
-        let StartedData { handle: data, thread, transport, no_shared_memory, gpu } = started;
+        let StartedData { handle: data, thread, transport, gpu } = started;
         let announcer = Announcer::spawn(AnnouncerParts {
             registry: Arc::clone(&registry),
             identity: identity.clone(),
@@ -201,7 +200,6 @@ impl Node {
             identity,
             requester,
             transport,
-            no_shared_memory,
             registry_name,
             residency,
             fetcher,
@@ -214,6 +212,7 @@ impl Node {
             gpu,
             clock,
         });
+        tokio::spawn(in_place::mind_losses(Arc::downgrade(&inner), inner.residency.losses()));
         let (stop_door, stopped) = oneshot::channel::<()>();
         let serving = door.serve(Arc::clone(&inner), async move {
             // A node that is dropped stops its door as one that shuts down does.
@@ -283,7 +282,7 @@ fn residency(
     drop(huge.inspect_err(|error| tracing::debug!(%error, "no huge pages for the store")));
     let driver = options.gpu_driver.as_deref();
     let gpu = options.gpu.as_ref().map(|gpu| Gpu::open(gpu, driver, &pools)).transpose()?;
-    let device = gpu.as_ref().map(|gpu| DevicePool::new(gpu.pool()));
+    let device = gpu.as_ref().map(|gpu| DevicePool::new(gpu.uuid(), gpu.pool()));
     let pools = (pools, device);
     let residency = Residency::new(store, pools, options.watermarks, clock, sink);
     Ok((Arc::new(residency), gpu))
@@ -329,7 +328,6 @@ struct StartedData {
     handle: DataHandle<PeerAddress>,
     thread: DataJoin,
     transport: &'static str,
-    no_shared_memory: String,
     gpu: Option<(GpuStat, Arc<Shadows>)>,
 }
 
@@ -362,9 +360,7 @@ fn start_data<F>(
 where
     F: ForeignFabric + Fabric<Endpoint = SocketAddr> + Watch + Send + 'static,
 {
-    let neighbours =
-        transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
-    let (fabric, no_shared_memory) = neighbours;
+    let fabric = transport::with_neighbours(fabric, (&registered, served), options, local.node)?;
     let fabric = Faulty::new(fabric, options.fault);
     local.regions.extend(registered.served().map(RegionEntry::from));
     let gpu = gpu.zip(registered.gpu.as_ref());
@@ -394,7 +390,7 @@ where
     let spawned = data::spawn(fabric, peers, landing, residency.clock);
     let (handle, thread) = spawned.map_err(NodeError::Thread)?;
     let transport = capabilities.transport;
-    Ok(StartedData { handle, thread, transport, no_shared_memory, gpu: known })
+    Ok(StartedData { handle, thread, transport, gpu: known })
 }
 
 fn registry(

@@ -11,8 +11,8 @@ use super::transport::{GpuMemory, GpuRegions};
 use crate::fabric::{RegisteredSpan, RemoteSpan};
 use crate::memory::{HostPool, Pool, Reservation};
 use crate::peer::Settled;
-use crate::protocol::door::AcquireOutcome;
 use crate::protocol::door::stat::GpuStat;
+use crate::protocol::door::{AcquireOutcome, DeviceUuid};
 use crate::runtime::door::Imported;
 use crate::store::Found;
 use crate::types::{Extent, ResidentId};
@@ -57,6 +57,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(super) fn uuid(&self) -> DeviceUuid {
+        match self.0 {}
+    }
+
     pub(super) fn stages(&self) -> Stages {
         match self.0 {}
     }
@@ -86,6 +90,10 @@ impl Tier {
     }
 
     pub(super) fn reserve(&mut self, _len: u32, _victims: &mut usize) -> Option<Arriving> {
+        match self.0 {}
+    }
+
+    pub(super) fn arrive_in(&mut self, _place: &Extent, _lies: &Arc<Imported>) -> Option<Arriving> {
         match self.0 {}
     }
 

@@ -3,26 +3,27 @@
 //! says goes through mailboxes ([`crate::sync::Mailbox`]) and words that anybody may write.
 //!
 //! Host memory and the GPU's are kept free each for itself: what goes from one makes no room in the other.
-//! Of a GPU that is lost all residents go, as soon as nobody has a pin on them.
+//! Of a GPU that is lost all residents go, as soon as nobody has a pin on them ([`lost`]).
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+
+use tokio::sync::watch;
 
 use super::evictions::Evictions;
 use crate::event::{Event, EventSink};
 use crate::limits;
 use crate::memory::{ExtentSpace, HostPool, Pool, Reservation, Usage, Watermarks};
 use crate::policy::Origin;
-use crate::protocol::door::EvictedBlock;
+use crate::protocol::door::{DeviceUuid, EvictedBlock};
 use crate::registry::Partition;
 use crate::registry::announcing::Digests;
 use crate::runtime::announce::AnnouncerHandle;
 use crate::runtime::clock::Clock;
 use crate::runtime::reclaim::ReclaimWaker;
 use crate::store::{Evicted, Found, InsertError, Payload, Store, StoreStats};
-use crate::types::{
-    BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause, ResidentId, Timestamp,
-};
+use crate::types::{BlockKey, EvictionRank, Extent, Load, MemoryKind, ResidentCause, Timestamp};
 
 /// Slots of one step of a count: less than a tenth of a millisecond.
 const SLOTS_PER_STEP: u32 = 4_096;
@@ -59,13 +60,14 @@ pub struct Reserved {
 #[derive(Debug)]
 pub(super) struct DevicePool {
     pool: Arc<dyn Pool + Send + Sync>,
+    gpu: DeviceUuid,
     /// What is in it cannot be had any more.
     lost: AtomicBool,
 }
 
 impl DevicePool {
-    pub(super) fn new(pool: Arc<dyn Pool + Send + Sync>) -> Self {
-        Self { pool, lost: AtomicBool::new(false) }
+    pub(super) fn new(gpu: DeviceUuid, pool: Arc<dyn Pool + Send + Sync>) -> Self {
+        Self { pool, gpu, lost: AtomicBool::new(false) }
     }
 }
 
@@ -93,6 +95,8 @@ pub(super) struct Residency {
     pub(super) pools: Vec<Arc<HostPool>>,
     /// The GPU's, in which residents may lie too.
     device: Option<DevicePool>,
+    /// The GPUs that are lost to this process, those of local engines alone among them.
+    lost: watch::Sender<BTreeSet<DeviceUuid>>,
     pub(super) sink: Arc<dyn EventSink>,
     pub(super) clock: Clock,
     watermarks: Watermarks,
@@ -125,6 +129,7 @@ impl Residency {
             store,
             pools,
             device,
+            lost: watch::Sender::default(),
             sink,
             clock,
             watermarks,
@@ -226,32 +231,6 @@ impl Residency {
         memory
     }
 
-    /// The GPU is lost: what is in its memory goes. Whether that is news.
-    #[cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "there is no such memory then"))]
-    pub(super) fn lose_device(&self) -> bool {
-        // Relaxed, as below: the flag carries no data; whoever sees it late fails by the driver.
-        let news = self.device.as_ref().is_some_and(|it| !it.lost.swap(true, Ordering::Relaxed));
-        if news && let Some(reclaimer) = self.reclaimer.get() {
-            reclaimer.wake();
-        }
-        news
-    }
-
-    /// Gives pins back on residents of a lost GPU, and takes out those on which nobody else has one: for
-    /// who cannot wait until the reclaimer has.
-    pub(super) fn forget_lost(&self, holds: &[ResidentId]) {
-        self.store.unpin_batch(holds);
-        let now = self.clock.now();
-        // What others have pins on goes with the last of these; what is gone the reclaimer took.
-        for lost in holds.iter().filter_map(|hold| self.store.remove(*hold).ok()) {
-            self.note_gone(&lost, now);
-        }
-    }
-
-    pub(super) fn device_is_lost(&self) -> bool {
-        self.device.as_ref().is_some_and(|device| device.lost.load(Ordering::Relaxed))
-    }
-
     /// Tries to reserve memory for all of these blocks in one pool.
     fn place(&self, sizes: &[u32], out: &mut Vec<Reservation>, patience: Patience) -> Placed {
         let mut placed = Placed::Not;
@@ -345,7 +324,23 @@ impl Residency {
         checksum: u64,
         source: EvictionRank,
     ) -> Admitted {
-        match self.admit(key, memory, checksum, Origin::Fetched { source }) {
+        let admitted = self.admit(key, memory, checksum, Origin::Fetched { source });
+        self.fetched(key, admitted)
+    }
+
+    /// The same for one that landed in an engine's memory.
+    pub(super) fn admit_fetched_in_place(
+        &self,
+        key: BlockKey,
+        payload: Payload,
+        source: EvictionRank,
+    ) -> Admitted {
+        let admitted = self.insert(key, payload, Origin::Fetched { source });
+        self.fetched(key, admitted)
+    }
+
+    fn fetched(&self, key: BlockKey, admitted: Admitted) -> Admitted {
+        match admitted {
             Admitted::AlreadyResident(_) => {
                 self.store.already_resident(&key, ResidentCause::PeerFetch);
                 // An eviction in between, or a pin too many, leaves the reader to ask again.
@@ -472,6 +467,7 @@ impl Residency {
     }
 }
 
+mod lost;
 mod reclaim;
 #[cfg(test)]
 #[cfg(not(shuttle))]

@@ -100,7 +100,11 @@ impl Inner {
     pub async fn snapshot(&self) -> NodeSnapshot {
         // A data thread that hangs is to be seen here, not waited for.
         let peers = tokio::time::timeout(SNAPSHOT_TIMEOUT, self.data.snapshot()).await;
-        let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_default();
+        let unknown = |Stopped| PeerSnapshot {
+            no_shared_memory: "the data thread does not answer".to_owned(),
+            ..PeerSnapshot::default()
+        };
+        let peers = peers.unwrap_or(Err(Stopped)).unwrap_or_else(unknown);
         let stats = self.residency.count().await;
         let announcer = self.announcer.state();
         let pools = self.residency.spaces().map(|space| {
@@ -116,7 +120,7 @@ impl Inner {
                 address: self.identity.address.clone(),
                 policy: self.residency.store.config().policy.kind.to_string(),
                 transport: self.transport.to_owned(),
-                no_shared_memory: self.no_shared_memory.clone(),
+                no_shared_memory: peers.no_shared_memory.clone(),
                 heartbeat_age_ms: millis(self.heartbeat_age()).into(),
             },
             pools: pools.collect(),
@@ -131,7 +135,7 @@ impl Inner {
                 pinned: stats.pinned.into(),
                 ranks: stats.by_rank.iter().skip(1).map(|count| u64::from(*count)).collect(),
             },
-            in_place: self.in_place.stat(),
+            in_place: self.in_place.stat(&self.residency.lost_gpus()),
             requesters: peers
                 .leases
                 .iter()

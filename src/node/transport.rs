@@ -218,31 +218,25 @@ where
 }
 
 /// Why there is to be no shared memory with peers on this host; `None` where it is wanted.
-fn unwanted(options: &NodeOptions, registered: &Registered) -> Option<&'static str> {
-    let is_direct = registered.gpu.as_ref().is_some_and(|gpu| gpu.direct.is_some());
+fn unwanted(options: &NodeOptions) -> Option<&'static str> {
     match options.transport {
         TransportChoice::Shm => None,
         TransportChoice::Verbs | TransportChoice::Tcp => Some("--transport names another one"),
         TransportChoice::Auto if !options.shared_memory => Some("--no-shm"),
         // A peer that maps a pool needs no key: leases would not end with theirs.
         TransportChoice::Auto if options.lease_windows => Some("--lease-windows"),
-        // One that maps pools cannot map a GPU's, which is lent as it is where cards reach it.
-        TransportChoice::Auto if is_direct => {
-            Some("blocks are lent where they lie in GPU memory, which peers cannot map")
-        }
         TransportChoice::Auto => None,
     }
 }
 
 /// Puts shared memory with peers on this host beside a fabric with which the pools are registered,
-/// where the options ask for it. Where it cannot be had and need not, the fabric stays alone; why is
-/// told too, in words that are empty where it was had.
+/// where the options ask for it. Where it cannot be had and need not, the fabric stays alone.
 pub(super) fn with_neighbours<F>(
     far: F,
     (registered, served): (&Registered, Served<'_>),
     options: &NodeOptions,
     node: NodeId,
-) -> Result<(WithShm<F>, String), NodeError>
+) -> Result<WithShm<F>, NodeError>
 where
     F: ForeignFabric + Watch,
 {
@@ -259,18 +253,20 @@ where
         Ok(fabric)
     };
     let only = options.transport == TransportChoice::Shm;
-    let (near, why_not) = match unwanted(options, registered) {
-        Some(why) => (None, why.to_owned()),
-        None if only => (Some(make().map_err(NodeError::Shm)?), String::new()),
-        None => match make() {
-            Ok(fabric) => (Some(fabric), String::new()),
-            Err(error) => {
-                tracing::warn!(%error, "no shared memory with peers on this host");
-                (None, error.to_string())
-            }
-        },
+    let near = match unwanted(options) {
+        Some(why) => Err(why.to_owned()),
+        None if only => Ok(make().map_err(NodeError::Shm)?),
+        None => make().map_err(|error| {
+            tracing::warn!(%error, "no shared memory with peers on this host");
+            error.to_string()
+        }),
     };
-    Ok((WithShm::new(far, near, only)?, why_not))
+    let mut fabric = WithShm::new(far, near, only)?;
+    // A GPU's pool that cards reach is lent as it is.
+    if let Some(region) = registered.gpu.as_ref().and_then(|gpu| gpu.direct) {
+        fabric.note_foreign(region.id);
+    }
+    Ok(fabric)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::outbox::Output;
 use crate::event::Event;
 use crate::fabric::{CloseReason, ConnectionId};
 use crate::protocol::{GoodbyeReason, Message};
-use crate::types::{RequesterIndex, Scope, Timestamp};
+use crate::types::{NodeId, RequesterIndex, Scope, Timestamp};
 
 impl<L: Landing> Peers<L> {
     pub(super) fn handle_violation(&mut self, on: ConnectionId) {
@@ -44,6 +44,13 @@ impl<L: Landing> Peers<L> {
         self.note_given_up(&connection);
         self.holder.handle_closed(on);
         let led_to = connection.led_to();
+        if reason == CloseReason::Moved
+            && let Some(node) = connection.leads_to()
+            && self.is_needed(node, on)
+        {
+            // The other way is there: who waits for this peer goes on over it.
+            self.dial(node);
+        }
         let another = led_to.is_some_and(|node| self.leads_to(node));
         let told = (&*self.sink, now);
         self.requester.handle_closed(on, (scope, another), told);
@@ -68,6 +75,14 @@ impl<L: Landing> Peers<L> {
             _ => {}
         }
         self.finish_cuts(landing, now);
+    }
+
+    /// Whether this node waits for a connection to another one, or for something on this one.
+    fn is_needed(&self, node: NodeId, on: ConnectionId) -> bool {
+        let requester = &self.requester;
+        requester.waits_for(node)
+            || requester.asked().on.contains(&on)
+            || requester.probes.want(node, on)
     }
 
     /// Cuts off requesters whose leases have expired (invariant 2).

@@ -12,13 +12,44 @@ use crate::protocol::{Loan, LoanEntry, Outcomes, Place, RegionEntry};
 use crate::store::Found;
 use crate::transfer::{ReadList, TransferId};
 use crate::types::{
-    BlockHash, BlockKey, EvictionRank, LeaseId, Load, NamespaceId, NodeId, RequestId, Scope,
-    Timestamp,
+    BlockHash, BlockKey, EvictionRank, Extent, LeaseId, Load, NamespaceId, NodeId, RequestId,
+    Scope, Timestamp,
 };
 
 /// A fetch, as its asker numbers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(pub u64);
+
+/// Blocks that are wanted, and where they shall land.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// The blocks' namespace.
+    pub namespace: NamespaceId,
+    /// The blocks, prefix order, at most [`crate::limits::LEND_BLOCKS_MAX`].
+    pub hashes: Vec<BlockHash>,
+    /// Where each of them shall land, which nobody else uses until the fetch is over. Empty where that is
+    /// the landing's affair.
+    pub places: Vec<Extent>,
+}
+
+impl Wish {
+    /// For blocks that may land wherever there is room.
+    #[must_use]
+    pub const fn anywhere(namespace: NamespaceId, hashes: Vec<BlockHash>) -> Self {
+        Self { namespace, hashes, places: Vec::new() }
+    }
+
+    /// The wish for those of its blocks that are at these positions.
+    #[must_use]
+    pub fn part(&self, positions: &[usize]) -> Self {
+        let Self { namespace, hashes, places } = self;
+        Self {
+            namespace: *namespace,
+            hashes: positions.iter().filter_map(|at| hashes.get(*at)).copied().collect(),
+            places: positions.iter().filter_map(|at| places.get(*at)).copied().collect(),
+        }
+    }
+}
 
 /// A wish for blocks of one owner.
 #[derive(Debug, Clone)]
@@ -27,10 +58,8 @@ pub struct FetchRequest {
     pub id: FetchId,
     /// The owner.
     pub node: NodeId,
-    /// The blocks' namespace.
-    pub namespace: NamespaceId,
-    /// The blocks, prefix order, at most [`crate::limits::LEND_BLOCKS_MAX`].
-    pub hashes: Vec<BlockHash>,
+    /// What is wanted of it.
+    pub wish: Wish,
 }
 
 /// What became of one block of a fetch.
@@ -136,7 +165,8 @@ pub(super) struct Violation;
 /// Where a lease is taken apart. Kept from one lease to the next, so that its memory is.
 #[derive(Debug)]
 pub(super) struct Scratch<M> {
-    places: Vec<Place>,
+    /// Where the owner has them.
+    lent: Vec<Place>,
     sizes: Vec<u32>,
     /// The memory that each block of a new transfer lands in.
     pub(super) memory: Vec<M>,
@@ -146,8 +176,8 @@ pub(super) struct Scratch<M> {
 
 impl<M> Default for Scratch<M> {
     fn default() -> Self {
-        let (places, sizes) = (Vec::new(), Vec::new());
-        Self { places, sizes, memory: Vec::new(), reads: ReadList::default() }
+        let (lent, sizes) = (Vec::new(), Vec::new());
+        Self { lent, sizes, memory: Vec::new(), reads: ReadList::default() }
     }
 }
 
@@ -174,7 +204,7 @@ pub(super) struct Fetch<M> {
 
 impl<M> Fetch<M> {
     pub(super) fn new(request: FetchRequest, now: Timestamp, timeout: Duration) -> Self {
-        let blocks = request.hashes.len();
+        let blocks = request.wish.hashes.len();
         Self {
             request,
             connection: None,
@@ -196,7 +226,7 @@ impl<M> Fetch<M> {
         outbox: &mut Outbox,
         now: Timestamp,
     ) {
-        outbox.lend(connection, id, self.request.namespace, &self.request.hashes);
+        outbox.lend(connection, id, self.request.wish.namespace, &self.request.wish.hashes);
         self.connection = Some(connection);
         self.held_until = None;
         (self.lent, self.deadline) = (now, now + timeout);
@@ -230,47 +260,19 @@ impl<M> Fetch<M> {
         Outcomes::pack(bitmap, good)
     }
 
-    /// Sorts the loans into outcomes and reads, which are left in `scratch`, and reserves memory for the
-    /// latter.
+    /// Sorts the loans into outcomes and reads, which are left in `scratch`, with memory for the latter.
     pub(super) fn accept<L: Landing<Memory = M>>(
         &mut self,
         granted: &Granted<'_>,
         landing: &mut L,
         scratch: &mut Scratch<M>,
     ) -> Result<Vec<Wanted>, Violation> {
-        let Scratch { places, sizes, memory, reads } = scratch;
-        places.clear();
-        memory.clear();
-        reads.clear();
-        if granted.loans.len() != self.outcomes.len() {
-            return Err(Violation);
-        }
-        let mut wanted = Vec::with_capacity(self.outcomes.len());
-        let entries = granted.loans.iter().map(LoanEntry::loan);
-        for ((position, loan), outcome) in (0..).zip(entries).zip(&mut self.outcomes) {
-            *outcome = match loan {
-                Loan::Ready { rank, place, checksum, generation: _ } => {
-                    if !granted.is_known(&place) {
-                        return Err(Violation);
-                    }
-                    wanted.push(Wanted { position, rank, checksum });
-                    places.push(place);
-                    FetchOutcome::Failed(Scope::Path)
-                }
-                Loan::NotFound => FetchOutcome::NotFound,
-                Loan::Busy(refusal) => FetchOutcome::Busy(BusyReason::Owner(refusal)),
-                Loan::Failed => FetchOutcome::Failed(Scope::Peer),
-            };
-        }
-        sizes.clear();
-        sizes.extend(places.iter().map(Place::len));
-        landing.reserve(sizes, memory);
-        for want in wanted.drain(memory.len().min(wanted.len())..) {
-            if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
-                *outcome = FetchOutcome::Busy(BusyReason::Memory);
-            }
-        }
-        let mut landed = places.iter().zip(memory.iter());
+        scratch.memory.clear();
+        scratch.reads.clear();
+        let mut wanted = self.sort(granted, &mut scratch.lent)?;
+        self.make_room(&mut wanted, landing, scratch);
+        let Scratch { lent, memory, reads, .. } = scratch;
+        let mut landed = lent.iter().zip(memory.iter());
         let is_uneven = |(place, memory): (&Place, &M)| {
             let local = landing.spans(memory);
             let listed = match *place {
@@ -290,6 +292,66 @@ impl<M> Fetch<M> {
         Ok(wanted)
     }
 
+    /// What the loans say of each block; those that can be read, and where their owner has them.
+    fn sort(
+        &mut self,
+        granted: &Granted<'_>,
+        lent: &mut Vec<Place>,
+    ) -> Result<Vec<Wanted>, Violation> {
+        lent.clear();
+        if granted.loans.len() != self.outcomes.len() {
+            return Err(Violation);
+        }
+        let mut wanted = Vec::with_capacity(self.outcomes.len());
+        let entries = granted.loans.iter().map(LoanEntry::loan);
+        for ((position, loan), outcome) in (0..).zip(entries).zip(&mut self.outcomes) {
+            *outcome = match loan {
+                Loan::Ready { place, .. } if !granted.is_known(&place) => return Err(Violation),
+                Loan::Ready { rank, place, checksum, generation: _ } => {
+                    let here = self.request.wish.places.get(usize::from(position));
+                    if here.is_some_and(|here| here.len != place.len()) {
+                        FetchOutcome::Failed(Scope::Request)
+                    } else {
+                        wanted.push(Wanted { position, rank, checksum });
+                        lent.push(place);
+                        FetchOutcome::Failed(Scope::Path)
+                    }
+                }
+                Loan::NotFound => FetchOutcome::NotFound,
+                Loan::Busy(refusal) => FetchOutcome::Busy(BusyReason::Owner(refusal)),
+                Loan::Failed => FetchOutcome::Failed(Scope::Peer),
+            };
+        }
+        Ok(wanted)
+    }
+
+    /// Memory for the blocks that can be read: where they shall land, or where the landing has room. What
+    /// finds none is wanted no more.
+    fn make_room<L: Landing<Memory = M>>(
+        &mut self,
+        wanted: &mut Vec<Wanted>,
+        landing: &mut L,
+        scratch: &mut Scratch<M>,
+    ) {
+        let Scratch { lent, sizes, memory, .. } = scratch;
+        let places = &self.request.wish.places;
+        let without = if places.is_empty() {
+            sizes.clear();
+            sizes.extend(lent.iter().map(Place::len));
+            landing.reserve(sizes, memory);
+            FetchOutcome::Busy(BusyReason::Memory)
+        } else {
+            let here = wanted.iter().map_while(|want| places.get(usize::from(want.position)));
+            memory.extend(here.map_while(|place| landing.land_at(place)));
+            FetchOutcome::Failed(Scope::Local)
+        };
+        for want in wanted.drain(memory.len().min(wanted.len())..) {
+            if let Some(outcome) = self.outcomes.get_mut(usize::from(want.position)) {
+                *outcome = without;
+            }
+        }
+    }
+
     /// Makes what landed resident; ranks are the holder's answer, or else those of the loans.
     pub(super) fn publish<L: Landing<Memory = M>>(
         &mut self,
@@ -302,10 +364,9 @@ impl<M> Fetch<M> {
         };
         for (want, memory) in landed {
             let rank = answered(want.position).unwrap_or(want.rank);
-            let Some(&hash) = self.request.hashes.get(usize::from(want.position)) else {
-                continue;
-            };
-            let key = BlockKey { namespace: self.request.namespace, hash };
+            let Wish { namespace, hashes, .. } = &self.request.wish;
+            let Some(&hash) = hashes.get(usize::from(want.position)) else { continue };
+            let key = BlockKey { namespace: *namespace, hash };
             let outcome = match landing.publish(key, memory, want.checksum, rank) {
                 Published::Stored(found) => FetchOutcome::Ready { found, fetched: true },
                 Published::AlreadyResident(found) => FetchOutcome::Ready { found, fetched: false },

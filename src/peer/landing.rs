@@ -50,6 +50,13 @@ pub trait Landing {
     /// evict a bounded number of residents to that end, and never waits.
     fn reserve(&mut self, sizes: &[u32], out: &mut Vec<Self::Memory>);
 
+    /// The memory at a place that the block's asker named, which is its asker's; `None` where nothing can
+    /// land there now.
+    fn land_at(&mut self, place: &Extent) -> Option<Self::Memory> {
+        let _ = place;
+        None
+    }
+
     /// Where the bytes of a block in this memory land, in the order of its logical bytes: one span, or
     /// one for each segment. Together they have the length that was reserved.
     fn spans(&self, memory: &Self::Memory) -> impl Iterator<Item = RegisteredSpan>;
@@ -73,8 +80,8 @@ pub trait Landing {
         rank: EvictionRank,
     ) -> Published;
 
-    /// The blocks of a lend are asked for, or asked for again: what [`Self::prepare`] may do at a time, it
-    /// may do anew.
+    /// The blocks of a lend are asked for, or asked for again, or blocks that have landed are looked at:
+    /// what [`Self::prepare`] and [`Self::settle`] may do at a time, they may do anew.
     fn look_again(&mut self) {}
 
     /// Makes a resident, which the caller has pinned, ready for [`Self::remote`], a step at a time and

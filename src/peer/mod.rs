@@ -44,7 +44,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use fetch::{FetchId, FetchOutcome, FetchRequest, Fetched};
+pub use fetch::{FetchId, FetchOutcome, FetchRequest, Fetched, Wish};
 pub use landing::{Landing, LentLayout, Published, Settled};
 pub use outbox::Output;
 pub use pressure::Pressure;

@@ -138,6 +138,11 @@ impl Probes {
         self.running.iter().any(|probe| probe.waits_for(node))
     }
 
+    /// Whether one waits for a connection to this node, or for an answer on this one.
+    pub(super) fn want(&self, node: NodeId, connection: ConnectionId) -> bool {
+        self.running.iter().any(|probe| probe.waits_for(node) || probe.asks_on(connection))
+    }
+
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
         self.running.iter().filter(|probe| !probe.reads()).map(|probe| probe.deadline).min()
     }

@@ -40,7 +40,10 @@ impl<L: Landing> Requester<L> {
     /// Ends what can end: verifies and completes transfers that are over, and publishes what landed
     /// where the holder can no longer answer.
     pub(super) fn settle(&mut self, cx: &mut Context<'_, L>) {
-        self.look_at = cx.now + limits::LOOK_AGAIN;
+        if self.look_at <= cx.now {
+            self.look_at = cx.now + limits::LOOK_AGAIN;
+            cx.landing.look_again();
+        }
         let mut at = 0;
         while let Some(settling) = self.settling.get_mut(at) {
             let late = settling.until <= cx.now;

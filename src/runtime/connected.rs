@@ -35,6 +35,8 @@ pub struct PeerSnapshot {
     pub leases: Vec<LeaseUsage>,
     /// The health of peers, paths and this node's NICs.
     pub health: Vec<Entry>,
+    /// Why peers on this host are reached as all others are; empty where they are not.
+    pub no_shared_memory: String,
     /// When this was so.
     pub at: Timestamp,
 }
@@ -45,6 +47,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
             connected: self.connected().collect(),
             leases: self.peers.lease_usage().collect(),
             health: self.peers.health(now).collect(),
+            no_shared_memory: self.fabric.shared_memory().err().unwrap_or_default().to_owned(),
             at: now,
         }
     }

@@ -25,8 +25,8 @@ use super::rejections::{By, Rejections};
 use crate::fabric::{EventBatch, Fabric, FabricError, FabricEvent, ReadBatch, RegionId, Wake};
 use crate::limits;
 use crate::memory::ForeignFabric;
-use crate::peer::{FetchId, FetchRequest, Fetched, Output, Peers, WithdrawalId};
-use crate::types::{BlockHash, NamespaceId, NodeId, PoolId, Reach, ResidentId, Scope, Timestamp};
+use crate::peer::{FetchId, FetchRequest, Fetched, Output, Peers, Wish, WithdrawalId};
+use crate::types::{NodeId, PoolId, Reach, ResidentId, Scope, Timestamp};
 
 /// The name of the data thread.
 pub const DATA_THREAD: &str = "kvrail-data";
@@ -49,8 +49,7 @@ pub(super) enum Command<E> {
     Fetch {
         node: NodeId,
         endpoint: E,
-        namespace: NamespaceId,
-        hashes: Vec<BlockHash>,
+        wish: Wish,
         answer: oneshot::Sender<Answered>,
     },
     Snapshot {
@@ -121,15 +120,9 @@ impl<E> DataHandle<E> {
     ///
     /// # Errors
     /// [`Stopped`].
-    pub async fn fetch(
-        &self,
-        node: NodeId,
-        endpoint: E,
-        namespace: NamespaceId,
-        hashes: Vec<BlockHash>,
-    ) -> Result<Answered, Stopped> {
+    pub async fn fetch(&self, node: NodeId, endpoint: E, wish: Wish) -> Result<Answered, Stopped> {
         let (answer, fetched) = oneshot::channel();
-        self.send(Command::Fetch { node, endpoint, namespace, hashes, answer })?;
+        self.send(Command::Fetch { node, endpoint, wish, answer })?;
         fetched.await.map_err(|_gone| Stopped)
     }
 
@@ -344,7 +337,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
         self.inbox.take_into(&mut commands);
         for command in commands.drain(..) {
             match command {
-                Command::Fetch { node, endpoint, namespace, hashes, answer } => {
+                Command::Fetch { node, endpoint, wish, answer } => {
                     let id = FetchId(self.next_fetch);
                     self.next_fetch += 1;
                     if self.endpoints.len() >= limits::CONNECTIONS_MAX {
@@ -352,7 +345,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                     }
                     self.endpoints.insert(node, endpoint);
                     self.answers.insert(id, answer);
-                    self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
+                    self.peers.fetch(FetchRequest { id, node, wish }, now);
                 }
                 Command::Snapshot { answer } => {
                     let snapshot = self.snapshot(now);

@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 use super::data::{Command, DataHandle, DataThread, Stopped};
 use super::door::Imported;
 use super::mailroom::Answer;
-use crate::fabric::{Access, FabricError, Region, RegionId};
+use crate::fabric::{Access, FabricError, Region, RegionId, RegisteredSpan};
+use crate::layout::{BlockId, Segment};
 use crate::memory::{Climb, ForeignFabric, Pinner, Registrable, Rung};
 use crate::peer::{Landing, Pressure, WithdrawalId};
 use crate::protocol::{RegionEntry, TensorEntry};
@@ -33,9 +34,30 @@ pub struct ServedLayout {
     pub regions: Vec<RegionEntry>,
     /// Its tensors; an allocation is a place in the list of regions.
     pub tensors: Vec<TensorEntry>,
-    /// Where no card reaches its memory: what copies of its blocks are made from. It has no regions then,
-    /// and peers are not told of it.
-    pub staged: Option<Arc<Imported>>,
+    /// The layout as its engine knows it, and its memory.
+    pub lies: Arc<Imported>,
+    /// Whether all of it is host memory, which the CPU can look at.
+    pub in_host_memory: bool,
+    /// The region of each of its engine's allocations, by their numbers; `None` where it has nothing there.
+    pub places: Vec<Option<RegionId>>,
+}
+
+impl ServedLayout {
+    /// Whether no card reaches its memory: copies of its blocks are lent. It has no regions then, and
+    /// peers are not told of it.
+    #[must_use]
+    pub fn is_staged(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// Where the bytes of a block lie, in their order, as READs land there.
+    pub fn spans(&self, block: BlockId) -> impl Iterator<Item = RegisteredSpan> + '_ {
+        self.lies.layout.segments(block).map(|Segment { allocation, offset, len }| {
+            let region = self.places.get(usize::from(allocation.0)).copied().flatten();
+            // No fabric has such a region.
+            RegisteredSpan { region: region.unwrap_or(RegionId(u16::MAX)), offset, len }
+        })
+    }
 }
 
 /// A landing that may serve layouts; without more, none.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::outbox::Outbox;
-use super::page::{PeerPage, ServingPage};
+use super::page::{PeerPage, ServingPage, Standing};
 use super::reads::{Ran, Reads, Source};
 use super::window::Window;
 use super::wire::{CANNOT, GRANT, Grant, Hello, KIND_BYTES, MESSAGE, WITHDRAWAL, Withdrawal};
@@ -368,8 +368,12 @@ impl Connection {
 
     /// Cuts the peer off: once this returns, nothing that it copies counts, and we copy nothing more.
     pub(super) fn cut(&mut self, broken: Broken) {
+        let broken = self.told(broken);
         if let Some(page) = self.page.take() {
-            page.cut();
+            match broken {
+                Broken::MOVED => page.move_on(),
+                _ => page.cut(),
+            }
         }
         if let Some(socket) = self.socket.take()
             && broken == Broken::EXHAUSTED
@@ -378,6 +382,13 @@ impl Connection {
             self.outbox.notice(&socket, &CANNOT.to_le_bytes(), None).ok();
         }
         self.broken = Some(broken);
+    }
+
+    /// What a break is, given what the peer has left in its page. It stays readable when its socket is
+    /// gone, so that no word of the peer's has to arrive in time.
+    fn told(&self, broken: Broken) -> Broken {
+        let moved = self.peer.as_ref().is_some_and(|page| page.standing() == Standing::Moved);
+        if moved && broken == Broken::PEER_CLOSED { Broken::MOVED } else { broken }
     }
 
     /// Ends a connection that was cut: the completions of what was outstanding, then its end.

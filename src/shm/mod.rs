@@ -24,7 +24,8 @@
 //! - One poll copies a bounded number of bytes, so that messages, and other fabrics of the same thread,
 //!   wait no longer than that takes.
 //!
-//! How a connection's end is reported: as the TCP fabric does. A holder that dies takes nothing away:
+//! How a connection's end is reported: as the TCP fabric does, but for [`ShmFabric::stop`], which either
+//! end reports as [`CloseReason::Moved`]: the page says so. A holder that dies takes nothing away:
 //! what the reader had mapped stays as it was until the reader has seen the end of the socket.
 
 mod connection;
@@ -141,19 +142,9 @@ impl ShmFabric {
         let epoll = Epoll::new(READY_MAX).map_err(setup)?;
         let wake = Arc::new(EventWake(EventFd::new().map_err(setup)?));
         epoll.add(&wake.0, WAKE, Interest::Read).map_err(setup)?;
-        let listening = config.listen.as_ref().map(|name| {
-            local_socket::listen(name.as_str()).map_err(|errno| {
-                let remedy = "give each node of a host an identity of its own";
-                os(&format!("listening as {}", name.as_str()), errno.into(), remedy)
-            })
-        });
-        let listener = listening.transpose()?;
-        if let Some(listener) = &listener {
-            epoll.add(listener, LISTENER, Interest::Read).map_err(setup)?;
-        }
-        Ok(Self {
+        let mut fabric = Self {
             name: config.listen.clone(),
-            listener,
+            listener: None,
             handshake_timeout: config.handshake_timeout,
             next_sweep: Timestamp::ZERO,
             paused: false,
@@ -166,7 +157,35 @@ impl ShmFabric {
             dying: Vec::new(),
             ready: Vec::with_capacity(READY_MAX),
             scratch: vec![0; PACKET_BYTES_MAX + 1].into_boxed_slice(),
-        })
+        };
+        fabric.listen()?;
+        Ok(fabric)
+    }
+
+    /// Listens again after [`Self::stop`], where it has a name.
+    ///
+    /// # Errors
+    /// [`FabricError::Os`] where the name is taken or no descriptor is free.
+    pub fn listen(&mut self) -> Result<(), FabricError> {
+        let (Some(name), None) = (&self.name, &self.listener) else { return Ok(()) };
+        let refused = |source: std::io::Error, remedy| {
+            os(&format!("listening as {}", name.as_str()), source, remedy)
+        };
+        let listener = local_socket::listen(name.as_str()).map_err(|errno| {
+            refused(errno.into(), "give each node of a host an identity of its own")
+        })?;
+        let watched = self.epoll.add(&listener, LISTENER, Interest::Read);
+        watched.map_err(|source| refused(source, "raise the limit of open files (ulimit -n)"))?;
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// Listens no more, and ends all connections: once this returns nobody reads anything here, and
+    /// each connection ends at either end as [`CloseReason::Moved`]. Whoever dials is refused at once.
+    pub fn stop(&mut self) {
+        self.listener = None;
+        self.paused = false;
+        self.for_each(|_, _| Err(Broken::MOVED));
     }
 
     /// The name that it listens under. `None` where it does not.

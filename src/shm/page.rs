@@ -34,6 +34,8 @@ const STRANGER: u32 = 0;
 const ADMITTED: u32 = 1;
 /// [`Layout::state`]: the reader may read nothing any more.
 const CUT: u32 = 2;
+/// [`Layout::state`]: as [`CUT`], because the holder takes another way to the reader.
+const MOVED: u32 = 3;
 
 #[derive(Debug)]
 #[repr(C)]
@@ -77,7 +79,7 @@ impl ServingPage {
             Ordering::Release,
             Ordering::Relaxed,
         );
-        debug_assert!(admitted != Err(CUT), "a cut connection was admitted");
+        debug_assert!(!matches!(admitted, Err(CUT | MOVED)), "a cut connection was admitted");
     }
 
     /// Adds a region.
@@ -95,7 +97,20 @@ impl ServingPage {
 
     /// Takes everything back. What the peer copies after this returns fails there.
     pub(super) fn cut(&self) {
-        self.layout().state.store(CUT, Ordering::Release);
+        self.end(CUT);
+    }
+
+    /// As [`Self::cut`], and says that the peer is to take another way.
+    pub(super) fn move_on(&self) {
+        self.end(MOVED);
+    }
+
+    /// The first word about the end stays. Only this end writes here, so it reads what it wrote.
+    fn end(&self, state: u32) {
+        let is_over = matches!(self.layout().state.load(Ordering::Relaxed), CUT | MOVED);
+        if !is_over {
+            self.layout().state.store(state, Ordering::Release);
+        }
         // Pairs with the fence in `PeerPage::serves`: see the module's documentation.
         fence(Ordering::SeqCst);
     }
@@ -116,6 +131,8 @@ pub(super) enum Standing {
     Admitted,
     /// Nothing any more.
     Cut,
+    /// Nothing any more: the holder takes another way to us.
+    Moved,
 }
 
 /// The page that the peer writes: what it serves to us.
@@ -148,6 +165,7 @@ impl PeerPage {
         match self.layout().state.load(Ordering::Acquire) {
             STRANGER => Standing::Stranger,
             ADMITTED => Standing::Admitted,
+            MOVED => Standing::Moved,
             _ => Standing::Cut,
         }
     }
@@ -197,6 +215,18 @@ mod tests {
         drop(own);
         assert!(!peer.serves(0, 1));
         assert_eq!(peer.standing(), Standing::Cut);
+    }
+
+    #[test]
+    fn a_page_of_a_holder_that_moves_on_says_so_for_good() {
+        let (own, peer) = pair();
+        own.serve(0, 1);
+        own.admit();
+        own.move_on();
+        assert!(!peer.serves(0, 1));
+        assert_eq!(peer.standing(), Standing::Moved);
+        drop(own);
+        assert_eq!(peer.standing(), Standing::Moved);
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl Reads {
             return Progress::Ended(CompletionStatus::LocalProtection);
         };
         let refused = || match from.page.standing() {
-            Standing::Cut => Progress::Cut,
+            Standing::Cut | Standing::Moved => Progress::Cut,
             _ => Progress::Ended(CompletionStatus::RemoteAccess),
         };
         if from.page.standing() != Standing::Admitted {

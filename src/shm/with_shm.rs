@@ -4,6 +4,13 @@
 //! registered with the far fabric, and with the near one under the same keys and addresses: what a
 //! peer is told of a region holds on either way. The thread waits in one place, the far fabric's poll,
 //! which the near fabric's descriptors end too.
+//!
+//! **Memory of another driver's device** has one way: the far fabric's. Peers cannot map it, and a READ
+//! over shared memory, which is the CPU's copy, cannot land in it. So while the far fabric has such a
+//! region, the near one is out of use: before the region is anybody's, all near connections end, at
+//! either end as [`CloseReason::Moved`], and none is begun or accepted. A fresh connection to the same
+//! peer is then a far one at once, since nobody listens under the name that it would be dialled by. With
+//! the last such region this is over: connections that are made from then on are near ones.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -42,21 +49,30 @@ struct Dialed {
     is_up: bool,
 }
 
+/// Why the near fabric is out of use while cards reach memory of another driver's device.
+const CANNOT_BE_MAPPED: &str =
+    "RDMA devices reach GPU memory of this node where it lies, and peers cannot map that";
+
 /// The near fabric, and what is known of the peers on it.
 #[derive(Debug)]
 struct Near {
     fabric: ShmFabric,
+    /// Whether connections are begun over shared memory alone.
+    only: bool,
     dialed: Vec<Dialed>,
     /// Peers to which shared memory did not work: they are reached the other way for a while.
     avoided: Avoided<NodeId>,
+    /// Regions of the far fabric that peers cannot map.
+    foreign: Vec<RegionId>,
+    /// Why it is out of use; `None` while it is in use.
+    out_of_use: Option<String>,
 }
 
 /// A fabric with shared memory beside it; without, it is that fabric.
 pub struct WithShm<F: Fabric> {
     far: F,
-    near: Option<Near>,
-    /// Whether connections are begun over shared memory alone.
-    near_only: bool,
+    /// The near one, or why there is none.
+    near: Result<Near, String>,
 }
 
 impl<F: Fabric> fmt::Debug for WithShm<F> {
@@ -67,22 +83,38 @@ impl<F: Fabric> fmt::Debug for WithShm<F> {
 }
 
 impl<F: Fabric<Memory = Mapping> + Watch> WithShm<F> {
-    /// Puts a shm fabric, or none, beside another one. Neither has connections yet, and the near one
-    /// has adopted all regions that the far one has.
+    /// Puts a shm fabric beside another one, or says why there is none. Neither has connections yet, and
+    /// the near one has adopted all regions that the far one has, but for those that
+    /// [`Self::note_foreign`] is told of next.
     /// `near_only`: peers that are not on this host are not connected to.
     ///
     /// # Errors
     /// [`FabricError::Os`] where the one cannot wait for the other.
-    pub fn new(mut far: F, near: Option<ShmFabric>, near_only: bool) -> Result<Self, FabricError> {
-        if let Some(near) = &near {
+    pub fn new(
+        mut far: F,
+        near: Result<ShmFabric, String>,
+        near_only: bool,
+    ) -> Result<Self, FabricError> {
+        if let Ok(near) = &near {
             far.watch(near.as_fd())?;
         }
         let near = near.map(|fabric| Near {
             fabric,
+            only: near_only,
             dialed: Vec::new(),
             avoided: Avoided::new(CONNECTIONS_MAX),
+            foreign: Vec::new(),
+            out_of_use: None,
         });
-        Ok(Self { far, near, near_only })
+        Ok(Self { far, near })
+    }
+
+    /// The far fabric has a region of another driver's memory: until it is deregistered, shared memory
+    /// is out of use.
+    pub fn note_foreign(&mut self, region: RegionId) {
+        if let Ok(near) = &mut self.near {
+            near.note_foreign(region);
+        }
     }
 
     /// The far fabric.
@@ -92,12 +124,12 @@ impl<F: Fabric<Memory = Mapping> + Watch> WithShm<F> {
 
     /// The near fabric.
     pub fn near(&self) -> Option<&ShmFabric> {
-        self.near.as_ref().map(|near| &near.fabric)
+        self.near.as_ref().ok().map(|near| &near.fabric)
     }
 
     /// The near fabric and its own number of a connection; `None` for one of the far fabric.
     fn of_near(&mut self, id: ConnectionId) -> Option<(&mut Near, ConnectionId)> {
-        let near = self.near.as_mut().filter(|_| id.slot & NEAR != 0)?;
+        let near = self.near.as_mut().ok().filter(|_| id.slot & NEAR != 0)?;
         Some((near, ConnectionId { slot: id.slot & !NEAR, ..id }))
     }
 }
@@ -110,7 +142,7 @@ fn outer(id: ConnectionId) -> ConnectionId {
 impl Near {
     /// A connection to a node, where it can be had over shared memory.
     fn connect(&mut self, node: NodeId) -> Option<ConnectionId> {
-        if self.avoided.contains(&node, coarse()) {
+        if self.out_of_use.is_some() || self.avoided.contains(&node, coarse()) {
             return None;
         }
         let connection = self.fabric.connect_here(&ShmName::of_node(node))?;
@@ -125,21 +157,54 @@ impl Near {
         }
     }
 
-    /// Notes the end of a connection: a peer to which it did not work is avoided for a while.
-    fn note_closed(&mut self, connection: ConnectionId, reason: CloseReason) {
-        let Some(at) = self.dialed.iter().position(|dialed| dialed.connection == connection) else {
+    /// A region that peers cannot map: the first one puts shared memory out of use.
+    fn note_foreign(&mut self, region: RegionId) {
+        if self.foreign.is_empty() {
+            tracing::info!(why = CANNOT_BE_MAPPED, "no shared memory with peers on this host now");
+            self.out_of_use = Some(CANNOT_BE_MAPPED.to_owned());
+            self.fabric.stop();
+        }
+        self.foreign.push(region);
+    }
+
+    /// A region is gone: the last one that peers could not map brings shared memory back.
+    fn deregister(&mut self, region: RegionId) {
+        self.fabric.deregister(region);
+        let foreign = self.foreign.len();
+        self.foreign.retain(|other| *other != region);
+        if foreign == 0 || !self.foreign.is_empty() {
             return;
+        }
+        self.out_of_use = match self.fabric.listen() {
+            Ok(()) => {
+                tracing::info!("shared memory with peers on this host again");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no shared memory with peers on this host");
+                Some(error.to_string())
+            }
+        };
+    }
+
+    /// Notes the end of a connection, and answers why it ended, given that there is another way to a peer
+    /// to which this one did not work: that one is avoided for a while.
+    fn note_closed(&mut self, connection: ConnectionId, reason: CloseReason) -> CloseReason {
+        let Some(at) = self.dialed.iter().position(|dialed| dialed.connection == connection) else {
+            return reason;
         };
         let dialed = self.dialed.swap_remove(at);
         let failed = match reason {
-            CloseReason::Requested => false,
+            CloseReason::Requested | CloseReason::Moved => false,
             CloseReason::Violation | CloseReason::Exhausted => true,
             _ => !dialed.is_up,
         };
-        if failed {
-            tracing::debug!(node = %dialed.node, ?reason, "no shared memory with this peer");
-            self.avoided.add(dialed.node, coarse());
+        if !failed {
+            return reason;
         }
+        tracing::debug!(node = %dialed.node, ?reason, "no shared memory with this peer");
+        self.avoided.add(dialed.node, coarse());
+        if self.only || dialed.is_up { reason } else { CloseReason::Moved }
     }
 
     /// Polls without waiting, and gives the events the numbers by which the caller knows them.
@@ -160,7 +225,7 @@ impl Near {
                 // A near fabric has no windows.
                 FabricEvent::Revoked { .. } => {}
                 FabricEvent::Closed { connection, reason } => {
-                    self.note_closed(*connection, *reason);
+                    *reason = self.note_closed(*connection, *reason);
                     *connection = outer(*connection);
                 }
             }
@@ -169,30 +234,31 @@ impl Near {
     }
 }
 
-/// Peers on this host cannot map another driver's memory: beside a near fabric there is no way into it.
+/// Peers cannot map another driver's memory: where nothing but that is wanted there is no way into it.
 fn not_mapped(rungs: &[Rung]) -> Climb {
     let refused = |rung: &Rung| RungRefused {
         rung: *rung,
         nic: "shared memory".to_owned(),
         call: "mapping it for peers on this host".to_owned(),
         errno: None,
-        why: "it is a device's, and this node serves peers on its host over shared memory \
-              (--no-shm serves them as all others)"
+        why: "it is a device's, and this node reaches its peers over shared memory alone"
             .to_owned(),
     };
     Climb { refused: rungs.iter().map(refused).collect(), ..Climb::default() }
 }
 
 impl<F: ForeignFabric + Watch> ForeignFabric for WithShm<F> {
-    /// What the far fabric has pinned, and the mapping and access for the near one.
+    /// What the far fabric has pinned, and the mapping and access for the near one; none for another
+    /// driver's memory.
     type Pinned = (F::Pinned, Option<(Arc<Mapping>, Access)>);
 
     fn pinner(&self, access: Access) -> Pinner<Self::Pinned> {
-        let (pin, is_near) = (self.far.pinner(access), self.near.is_some());
+        let only = self.near.as_ref().is_ok_and(|near| near.only);
+        let pin = self.far.pinner(access);
         Box::new(move |memory, rungs| {
             let mapping = match memory {
                 Registrable::Host(mapping) => Some((Arc::clone(mapping), access)),
-                Registrable::Foreign(_) if is_near => return Ok((None, not_mapped(rungs))),
+                Registrable::Foreign(_) if only => return Ok((None, not_mapped(rungs))),
                 Registrable::Foreign(_) => None,
             };
             let (pinned, climb) = pin(memory, rungs)?;
@@ -202,9 +268,12 @@ impl<F: ForeignFabric + Watch> ForeignFabric for WithShm<F> {
 
     fn adopt(&mut self, (pinned, mapping): Self::Pinned) -> Result<Region, FabricError> {
         let region = self.far.adopt(pinned)?;
-        if let (Some(near), Some((memory, access))) = (&mut self.near, mapping)
-            && let Err(error) = near.fabric.adopt(&region, memory, access)
-        {
+        let Ok(near) = &mut self.near else { return Ok(region) };
+        let Some((memory, access)) = mapping else {
+            near.note_foreign(region.id);
+            return Ok(region);
+        };
+        if let Err(error) = near.fabric.adopt(&region, memory, access) {
             self.far.deregister(region.id);
             return Err(error);
         }
@@ -212,10 +281,11 @@ impl<F: ForeignFabric + Watch> ForeignFabric for WithShm<F> {
     }
 
     fn disown(&mut self, region: RegionId) -> Option<Self::Pinned> {
-        if let Some(near) = &mut self.near {
-            near.fabric.deregister(region);
+        let left = self.far.disown(region);
+        if let Ok(near) = &mut self.near {
+            near.deregister(region);
         }
-        Some((self.far.disown(region)?, None))
+        Some((left?, None))
     }
 }
 
@@ -226,10 +296,10 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
     /// What holds on both.
     fn capabilities(&self) -> Capabilities {
         let far = self.far.capabilities();
-        let Some(near) = &self.near else { return far };
-        let near = near.fabric.capabilities();
+        let Ok(Near { fabric, only, .. }) = &self.near else { return far };
+        let near = fabric.capabilities();
         Capabilities {
-            transport: if self.near_only { near.transport } else { far.transport },
+            transport: if *only { near.transport } else { far.transport },
             reads_outstanding: far.reads_outstanding.min(near.reads_outstanding),
             segments: far.segments.min(near.segments),
             read_bytes: far.read_bytes.min(near.read_bytes),
@@ -241,35 +311,42 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
 
     fn transport(&self, connection: ConnectionId) -> &'static str {
         match &self.near {
-            Some(near) if connection.slot & NEAR != 0 => near.fabric.capabilities().transport,
+            Ok(near) if connection.slot & NEAR != 0 => near.fabric.capabilities().transport,
             _ => self.far.transport(connection),
         }
     }
 
     fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
         match &self.near {
-            Some(_) if connection.slot & NEAR != 0 => Vec::new(),
+            Ok(_) if connection.slot & NEAR != 0 => Vec::new(),
             _ => self.far.rails(connection),
         }
     }
 
     fn lacks(&self, connection: ConnectionId) -> Vec<Lack> {
         match &self.near {
-            Some(_) if connection.slot & NEAR != 0 => Vec::new(),
+            Ok(_) if connection.slot & NEAR != 0 => Vec::new(),
             _ => self.far.lacks(connection),
+        }
+    }
+
+    fn shared_memory(&self) -> Result<(), &str> {
+        match &self.near {
+            Ok(Near { out_of_use: None, .. }) => Ok(()),
+            Ok(Near { out_of_use: Some(why), .. }) | Err(why) => Err(why),
         }
     }
 
     fn reach(&self, connection: ConnectionId) -> Reach {
         match &self.near {
-            Some(near) if connection.slot & NEAR != 0 => near.fabric.reach(connection),
+            Ok(near) if connection.slot & NEAR != 0 => near.fabric.reach(connection),
             _ => self.far.reach(connection),
         }
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {
         let region = self.far.register(Arc::clone(&memory), access)?;
-        let Some(near) = &mut self.near else { return Ok(region) };
+        let Ok(near) = &mut self.near else { return Ok(region) };
         if let Err(error) = near.fabric.adopt(&region, memory, access) {
             self.far.deregister(region.id);
             return Err(error);
@@ -279,17 +356,17 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
 
     fn deregister(&mut self, region: RegionId) {
         self.far.deregister(region);
-        if let Some(near) = &mut self.near {
-            near.fabric.deregister(region);
+        if let Ok(near) = &mut self.near {
+            near.deregister(region);
         }
     }
 
     fn connect(&mut self, to: &Self::Endpoint) -> Result<ConnectionId, FabricError> {
-        let Some(near) = &mut self.near else { return self.far.connect(&to.address) };
+        let Ok(near) = &mut self.near else { return self.far.connect(&to.address) };
         match near.connect(to.node) {
             Some(id) => Ok(outer(id)),
             // It ends at once, as one to a peer that cannot be reached.
-            None if self.near_only => near.fabric.connect(&ShmName::of_node(to.node)).map(outer),
+            None if near.only => near.fabric.connect(&ShmName::of_node(to.node)).map(outer),
             None => self.far.connect(&to.address),
         }
     }
@@ -342,7 +419,7 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
     }
 
     fn poll(&mut self, batch: &mut EventBatch, timeout: Duration) -> Result<(), FabricError> {
-        let Some(near) = &mut self.near else { return self.far.poll(batch, timeout) };
+        let Ok(near) = &mut self.near else { return self.far.poll(batch, timeout) };
         let limit = near.fabric.wait_limit();
         self.far.poll(batch, timeout.min(limit))?;
         // Without a deadline, a READ or a ready descriptor the near fabric costs the far one nothing.

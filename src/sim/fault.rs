@@ -184,6 +184,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
         self.inner.lacks(connection)
     }
 
+    fn shared_memory(&self) -> Result<(), &str> {
+        self.inner.shared_memory()
+    }
+
     fn reach(&self, connection: ConnectionId) -> Reach {
         self.inner.reach(connection)
     }

@@ -60,7 +60,7 @@ use std::time::Duration;
 pub use fabric::SimFabric;
 pub use random::Random;
 
-use crate::fabric::{RegionId, RegisteredSpan};
+use crate::fabric::{CloseReason, RegionId, RegisteredSpan};
 use crate::types::Timestamp;
 use state::State;
 
@@ -181,7 +181,13 @@ impl SimNetwork {
     /// Breaks every connection between two nodes, as a reset on the way does: access ends at once,
     /// each end learns it in its own time.
     pub fn reset(&self, a: SimEndpoint, b: SimEndpoint) {
-        self.0.borrow_mut().reset(a, b);
+        self.0.borrow_mut().end_between((a, b), CloseReason::Unreachable);
+    }
+
+    /// Ends every connection between two nodes as a fabric does that has another way between them: access
+    /// ends at once, and each end learns in its own time that it is to connect again.
+    pub fn move_on(&self, a: SimEndpoint, b: SimEndpoint) {
+        self.0.borrow_mut().end_between((a, b), CloseReason::Moved);
     }
 
     /// From now on connections are made over so many pairs of NICs (1 at first); those that are there

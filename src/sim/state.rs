@@ -411,14 +411,15 @@ impl State {
         }
     }
 
-    pub(super) fn reset(&mut self, a: SimEndpoint, b: SimEndpoint) {
+    /// Ends every connection between two nodes, at both ends at once and for the same reason.
+    pub(super) fn end_between(&mut self, (a, b): (SimEndpoint, SimEndpoint), reason: CloseReason) {
         let between: Vec<usize> = (0..self.ends.len())
             .filter(|end| {
                 self.ends.get(*end).is_some_and(|end| pair(end.node, end.toward) == pair(a, b))
             })
             .collect();
         for end in between {
-            self.break_end(end, CloseReason::Unreachable);
+            self.break_end(end, reason);
         }
     }
 

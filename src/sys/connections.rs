@@ -32,6 +32,8 @@ impl Broken {
     /// A NIC of this side cannot carry it any more.
     pub const NIC_LOST: Self =
         Self { reason: CloseReason::NicLost, first: CompletionStatus::Flushed };
+    /// Another way to the peer is to be taken.
+    pub const MOVED: Self = Self { reason: CloseReason::Moved, first: CompletionStatus::Flushed };
     /// This side has no objects or memory for it.
     pub const EXHAUSTED: Self =
         Self { reason: CloseReason::Exhausted, first: CompletionStatus::Flushed };

@@ -1,7 +1,7 @@
 //! Memory of a local engine: imported once, copied in strides both ways, and gone with its last copy.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 use kvrail::cuda::{
     Context, CudaError, DeviceMemory, Driver, EngineDevices, HostRegistration, OnLoss,
@@ -28,7 +28,7 @@ impl Node {
         let driver = Driver::open(standin.library()).unwrap();
         let device = DeviceUuid(driver.device(0).unwrap().attributes().uuid);
         let pool = Arc::new(Mapping::anonymous("test", POOL).unwrap());
-        let devices = EngineDevices::new(driver, &[Arc::clone(&pool)]).unwrap();
+        let devices = EngineDevices::new(driver, &[Arc::clone(&pool)], None).unwrap();
         Self { devices, device, pool, claims: Claims::default() }
     }
 
@@ -60,14 +60,14 @@ impl Node {
     }
 }
 
-/// How often a loss was told of.
+/// The GPUs whose loss was told of.
 #[derive(Debug, Default)]
-struct Losses(AtomicUsize);
+struct Losses(Mutex<BTreeSet<DeviceUuid>>);
 
 impl OnLoss for Losses {
-    fn lost(&self, error: &CudaError) {
+    fn lost(&self, gpu: DeviceUuid, error: &CudaError) {
         assert!(error.is_lost(), "{error}");
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.0.lock().unwrap().insert(gpu);
     }
 }
 
@@ -206,23 +206,24 @@ fn a_lost_device_fails_its_copies_and_nothing_hangs() {
 }
 
 #[test]
-fn who_shares_a_gpu_hears_of_its_loss_at_once_and_of_no_other_gpus() {
+fn the_loss_of_a_gpu_is_told_at_once_whoever_uses_it() {
     let Some(standin) = StandIn::new() else { return };
     standin.control("set devices 2");
-    for (ordinal, told) in [(0, true), (1, false)] {
+    // The node's own, and one that only engines have memory on.
+    for ordinal in [0, 1] {
         standin.control("set devices 2");
         let losses = Arc::new(Losses::default());
         let engine = Engine::start(&standin);
         // The engine's memory lies on GPU 0.
         let node = Node::sharing(&standin, ordinal, &losses);
         let memory = node.import(node.device, engine.memory.0).unwrap();
-        let heard = || losses.0.load(Ordering::Relaxed) > 0;
+        let heard = || losses.0.lock().unwrap().clone();
         standin.control("set devices 2\ncuMemcpy2DAsync_v2 fail 801");
         let mut copier = memory.copier().unwrap();
         copier.start(Direction::Save, (&*memory, &[COPY]), &node.pool).unwrap_err();
-        assert!(!heard(), "what is refused is no loss");
+        assert!(heard().is_empty(), "what is refused is no loss");
         standin.control("set devices 2\ncuMemcpy2DAsync_v2 fail 719");
         copier.start(Direction::Save, (&*memory, &[COPY]), &node.pool).unwrap_err();
-        assert_eq!(heard(), told, "GPU {ordinal}");
+        assert_eq!(heard(), BTreeSet::from([node.device]), "GPU {ordinal}");
     }
 }

@@ -20,7 +20,7 @@ use kvrail::lease::LeaseConfig;
 use kvrail::limits::ENDED_LEASES_MAX;
 use kvrail::memory::{ForeignFabric, HostPool, PoolOptions, Reservation};
 use kvrail::peer::{
-    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig,
+    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig, Wish,
 };
 use kvrail::policy::{Origin, Policy};
 use kvrail::protocol::{Place, RegionEntry, SecretKey};
@@ -200,7 +200,8 @@ impl<E: Clone + Send + 'static> Reader<'_, E> {
             let hashes = (self.next..self.next + blocks).map(hash).collect();
             self.next += blocks;
             let (node, endpoint) = self.to.clone();
-            let fetch = self.requester.handle.fetch(node, endpoint, NAMESPACE, hashes);
+            let wish = Wish::anywhere(NAMESPACE, hashes);
+            let fetch = self.requester.handle.fetch(node, endpoint, wish);
             let fetched = self.runtime.block_on(fetch).unwrap();
             assert_eq!(fetched.fetched.outcomes.len(), blocks as usize);
             for outcome in fetched.fetched.outcomes {

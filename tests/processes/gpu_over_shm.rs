@@ -16,6 +16,10 @@ use crate::support::{
     read, save, transport,
 };
 
+/// Why a node has no shared memory whose GPU's memory RDMA devices reach themselves.
+pub(crate) const CANNOT_BE_MAPPED: &str =
+    "RDMA devices reach GPU memory of this node where it lies, and peers cannot map that";
+
 /// What a node is told: its GPU, and how it reaches its peers.
 fn told(standin: Option<&StandIn>, way: [&str; 2]) -> Vec<String> {
     [standin.map(gpu).unwrap_or_default(), way.map(str::to_owned).to_vec()].concat()
@@ -87,11 +91,7 @@ fn a_node_says_why_it_has_no_shared_memory_with_its_neighbours() {
     let c = node(&cluster, "C", &registry, &[]);
     let [at_a, at_b, at_c] = [&a, &b, &c].map(|node| node.client().unwrap());
     let direct = transport() == "verbs";
-    let why = if direct {
-        "blocks are lent where they lie in GPU memory, which peers cannot map"
-    } else {
-        ""
-    };
+    let why = if direct { CANNOT_BE_MAPPED } else { "" };
     let way = if direct { "direct" } else { "staging" };
     assert_eq!(ways(&at_b), (why.to_owned(), way.to_owned()));
     assert_eq!(ways(&at_a).0, "");

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use kvrail::client::{Client, ClientError};
 use kvrail::cuda::{Event, Stream};
-use kvrail::protocol::door::{EngineEvent, PublishOutcome, Source};
+use kvrail::protocol::door::{EngineEvent, MovedBlock, PublishOutcome, Source};
 
 use crate::cuda_standin::StandIn;
 use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first};
-use crate::engine_memory::{at, blocks, by_layers};
+use crate::engine_memory::{BLOCK, at, blocks, by_layers};
 use crate::support::{
-    Counts, PATIENCE, assert_at_rest, assert_rank, holder_and_reader, is_lending, namespace,
-    node_id, read, test_process, transport, until,
+    Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, holder_and_reader, is_lending,
+    namespace, node_id, read, save, test_process, transport, until,
 };
 
 /// Nodes whose peers on the same host come over the network: GPU memory cannot be mapped.
@@ -104,6 +104,68 @@ fn peers_read_gpu_memory_where_it_lies_behind_the_engines_event() {
     }
     assert_at_rest("holder", &at_holder);
     assert_at_rest("reader", &at_reader);
+}
+
+/// What an engine published on a GPU that is lost is taken back by the node itself, and the engine is
+/// told so when it asks for something there.
+pub(crate) fn assert_lost(
+    (at_holder, at_reader): (&Client, &Client),
+    engine: &Engine<'_>,
+    (blocks, moved): (&Blocks, &[MovedBlock]),
+) {
+    until("it is taken back", || at_holder.stat().unwrap().in_place.blocks == 0);
+    let stat = at_holder.stat().unwrap().in_place;
+    assert_eq!((stat.bytes, stat.layouts.len()), (0, 1));
+    assert!(stat.layouts[0].lost, "{stat:?}");
+    let none = Counts { not_found: blocks.len(), ..Counts::default() };
+    assert_eq!(read(at_holder, blocks, Source::Here), none);
+    assert!(at_holder.flush(PATIENCE).unwrap());
+    assert_eq!(read(at_reader, blocks, Source::Anywhere), none, "the registry knows");
+    let listed = at_holder.list(Some(&namespace()), None, 1000).unwrap().entries;
+    assert!(!listed.iter().any(|entry| blocks.hashes.contains(&entry.hash)), "{listed:?}");
+    let numbers: Vec<_> = moved.iter().map(|moved| moved.block).collect();
+    assert_eq!(
+        engine.imported.withdraw(&numbers).unwrap(),
+        0,
+        "there is nothing left to take back"
+    );
+    match engine.imported.publish(&namespace(), moved, false) {
+        Err(ClientError::Refused { sentence }) => {
+            assert!(sentence.contains("is lost to the node"), "{sentence}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_gpu_that_only_engines_use_takes_what_is_published_there_along_when_it_is_lost() {
+    let Some(standin) = StandIn::new() else { return };
+    if transport() != "verbs" {
+        return;
+    }
+    standin.control("set registrable 1");
+    let cluster = cluster(&standin);
+    let (_registry, holder, reader) = holder_and_reader(&cluster, &APART);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&at_holder, &gpu, (By::Handle, &by_layers()));
+    let (published, host) = (blocks("on a lost GPU"), Blocks::small("in host memory"));
+    let moved = at(&published, |at| at);
+    engine.fill_all(&published, &moved);
+    let outcomes = engine.imported.publish(&namespace(), &moved, false).unwrap();
+    assert_eq!(outcomes, vec![PublishOutcome::Stored; published.len()]);
+    save(&at_holder, &host);
+    standin.control("set registrable 1\ncuMemcpy2DAsync_v2 fail 719");
+    let unsaved = at(&Blocks::new("unsaved", 4, BLOCK), |at| 16 + at);
+    engine.imported.save(&namespace(), &unsaved, false).unwrap_err();
+    assert_lost((&at_holder, &at_reader), &engine, (&published, &moved));
+    let from = Source::From(node_id(&at_holder));
+    assert_eq!(
+        read(&at_reader, &host, from),
+        Counts::all_ready(host.len()),
+        "host memory serves on"
+    );
+    assert_at_rest("holder", &at_holder);
 }
 
 /// What a child process is told: the node's door, and the driver.

@@ -3,13 +3,14 @@
 //! can register unless it is told to: no GPU has part in this.
 
 use kvrail::cli::cluster::{Cluster, Process};
-use kvrail::client::{Client, ClientError};
+use kvrail::client::Client;
 use kvrail::layout::BlockId;
 use kvrail::protocol::door::{MovedBlock, PublishOutcome, Source};
 
 use crate::cuda_standin::StandIn;
 use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory};
 use crate::engine_memory::{BLOCK, at, blocks, by_blocks, by_layers};
+use crate::in_place_gpu::assert_lost;
 use crate::support::{
     Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, node_id, read, save, until,
 };
@@ -130,7 +131,7 @@ fn a_block_at_a_time_is_read_where_staging_holds_no_more() {
 }
 
 #[test]
-fn a_lost_gpu_fails_what_it_was_to_copy_and_nothing_else() {
+fn a_gpu_that_is_lost_in_a_lend_takes_what_is_published_there_along_and_nothing_else() {
     let Some(standin) = StandIn::new() else { return };
     let cluster = cluster(&standin);
     let (_registry, holder, reader) = pair(&cluster, &[]);
@@ -143,17 +144,33 @@ fn a_lost_gpu_fails_what_it_was_to_copy_and_nothing_else() {
     let moved = publish(&client, &engine, &blocks);
     save(&at_holder, &host);
     standin.control("cuMemcpy2DAsync_v2 fail 719");
-    assert_eq!(read(&at_reader, &blocks, from), Counts::all_failed(blocks.len()));
+    let counts = read(&at_reader, &blocks, from);
+    assert_eq!(counts.failed + counts.not_found, blocks.len(), "{counts:?}");
     assert!(at_holder.stat().unwrap().gpu.unwrap().lost);
     assert_eq!(read(&at_reader, &host, from), Counts::all_ready(host.len()));
-    // What is there can be taken back all the same, and nothing new is published.
-    assert_eq!(engine.imported.withdraw(&numbers(&moved)).unwrap(), 16);
-    match engine.imported.publish(&namespace(), &moved, false) {
-        Err(ClientError::Refused { sentence }) => assert!(!sentence.is_empty()),
-        other => panic!("{other:?}"),
-    }
+    assert_lost((&at_holder, &at_reader), &engine, (&blocks, &moved));
+    // Whatever the driver says now: a process does not get it back.
+    standin.control("");
+    assert_lost((&at_holder, &at_reader), &engine, (&blocks, &moved));
     drop(client);
     until("its connection is over", || at_holder.stat().unwrap().in_place.layouts.is_empty());
     assert_eq!(read(&at_reader, &host, from), Counts::all_ready(host.len()));
     assert_at_rest("reader", &at_reader);
+}
+
+#[test]
+fn a_gpu_that_is_lost_in_a_save_takes_what_is_published_there_along_though_nobody_reads_it() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let (_registry, holder, reader) = pair(&cluster, &[]);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&at_holder, &gpu, (By::Handle, &by_layers()));
+    let blocks = blocks("on a lost GPU");
+    let moved = publish(&at_holder, &engine, &blocks);
+    standin.control("cuMemcpy2DAsync_v2 fail 719");
+    let unsaved = at(&Blocks::new("unsaved", 4, BLOCK), |at| 16 + at);
+    engine.imported.save(&namespace(), &unsaved, false).unwrap_err();
+    assert_lost((&at_holder, &at_reader), &engine, (&blocks, &moved));
+    assert_at_rest("holder", &at_holder);
 }

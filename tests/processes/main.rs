@@ -44,8 +44,11 @@ mod in_place;
 #[cfg(feature = "gpu")]
 mod in_place_gpu;
 #[cfg(feature = "gpu")]
+mod in_place_gpu_or_shm;
+#[cfg(feature = "gpu")]
 mod in_place_staged;
 mod large_read;
+mod load_in_place;
 mod lost_messages;
 mod nics;
 mod observability;

@@ -12,7 +12,7 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
 }
 
 /// What must happen in some run: a simulation in which nothing goes wrong proves nothing.
-const MUST_HAPPEN: [&str; 51] = [
+const MUST_HAPPEN: [&str; 52] = [
     "aborted",
     "already resident",
     "announced all",
@@ -37,6 +37,7 @@ const MUST_HAPPEN: [&str; 51] = [
     "made wider",
     "no plan",
     "node cut from the registry",
+    "moved",
     "not found",
     "owner hint",
     "owner reported",

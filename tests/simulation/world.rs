@@ -208,8 +208,13 @@ impl World {
             68..71 => self.crowd(),
             71..77 => {
                 let (a, b) = self.pair();
-                self.cluster.network.reset(endpoint(a), endpoint(b));
-                self.seen.count("reset", 1);
+                if self.random.below(3) == 0 {
+                    self.cluster.network.move_on(endpoint(a), endpoint(b));
+                    self.seen.count("moved", 1);
+                } else {
+                    self.cluster.network.reset(endpoint(a), endpoint(b));
+                    self.seen.count("reset", 1);
+                }
             }
             77..83 => {
                 let (a, b) = self.pair();

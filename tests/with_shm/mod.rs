@@ -5,6 +5,8 @@
     reason = "a harness of tests fails by panicking; a wait has a deadline"
 )]
 
+mod foreign;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -43,7 +45,7 @@ impl Harness for Beside {
     type Fabric = Fabrics;
 
     fn fabric() -> Fabrics {
-        WithShm::new(tcp(), Some(shm(node())), false).unwrap()
+        WithShm::new(tcp(), Ok(shm(node())), false).unwrap()
     }
 
     fn endpoint(fabric: &Fabrics) -> PeerEndpoint<SocketAddr> {
@@ -64,7 +66,7 @@ impl Harness for Alone {
     type Fabric = Fabrics;
 
     fn fabric() -> Fabrics {
-        WithShm::new(tcp(), None, false).unwrap()
+        WithShm::new(tcp(), Err("this one has none".to_owned()), false).unwrap()
     }
 
     fn endpoint(fabric: &Fabrics) -> PeerEndpoint<SocketAddr> {
@@ -163,7 +165,7 @@ fn a_peer_to_which_shared_memory_does_not_work_is_reached_over_tcp() {
     let listen = Some(ShmName::of_node(node()));
     let hasty = ShmConfig { listen, handshake_timeout: Duration::from_millis(300) };
     let near = ShmFabric::new(&hasty).unwrap();
-    let mut end = End::<Beside>::of(WithShm::new(tcp(), Some(near), false).unwrap());
+    let mut end = End::<Beside>::of(WithShm::new(tcp(), Ok(near), false).unwrap());
     let mut peer = End::<Alone>::new();
     let silent = shm(node());
     let name = silent.name().unwrap().as_str().rsplit('/').next().unwrap().to_owned();
@@ -192,7 +194,7 @@ fn without_shared_memory_it_is_the_far_fabric() {
 #[test]
 fn where_nothing_else_is_wanted_a_far_peer_is_unreachable() {
     let near = shm(node());
-    let mut end = WithShm::new(tcp(), Some(near), true).unwrap();
+    let mut end = WithShm::new(tcp(), Ok(near), true).unwrap();
     assert_eq!(end.capabilities().transport, "shm");
     let peer = End::<Alone>::new();
     let address = peer.fabric.far().local_addr().unwrap();

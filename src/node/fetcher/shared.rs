@@ -6,11 +6,11 @@ use tokio::sync::oneshot;
 
 use super::{Fetcher, Wanted};
 use crate::event::{BusyReason, Event};
-use crate::peer::FetchOutcome;
+use crate::peer::{FetchOutcome, Wish};
 use crate::protocol::door::Source;
 use crate::store::PinError;
 use crate::sync::lock;
-use crate::types::{BlockHash, BlockKey, NamespaceId};
+use crate::types::BlockKey;
 
 /// How a follower is told what became of its block, and where it was looked for. Dropped unsent, it
 /// sees to itself.
@@ -52,22 +52,23 @@ impl Drop for Led<'_> {
 }
 
 impl Fetcher {
-    /// One outcome per hash. Those that are ready are resident and pinned once.
+    /// One outcome per hash. Those that are ready are resident and pinned once; a block that somebody else
+    /// was fetching may be elsewhere than where it was to land.
     pub(in crate::node) async fn fetch(
         self: &Arc<Self>,
-        namespace: NamespaceId,
-        hashes: &[BlockHash],
+        wish: &Wish,
         source: Source,
     ) -> Vec<FetchOutcome> {
-        let mut outcomes = vec![FetchOutcome::NotFound; hashes.len()];
-        let mut open: Vec<usize> = (0..hashes.len()).collect();
+        let wanted = Wanted { wish, source };
+        let keys = wanted.keys();
+        let mut outcomes = vec![FetchOutcome::NotFound; keys.len()];
+        let mut open: Vec<usize> = (0..keys.len()).collect();
         for _ in 0..FOLLOWS {
-            let (lead, follow) = self.join(namespace, hashes, &open);
-            self.lead_some(Wanted { namespace, hashes, source }, &lead, &mut outcomes).await;
+            let (lead, follow) = self.join(&keys, &open);
+            self.lead_some(wanted, (&keys, &lead), &mut outcomes).await;
             open.clear();
             for (at, told) in follow {
-                let Some(hash) = hashes.get(at) else { continue };
-                let key = BlockKey { namespace, hash: *hash };
+                let Some(&key) = keys.get(at) else { continue };
                 let outcome = match told.await {
                     // The leader has a pin of its own; this reader needs one, too.
                     Ok((FetchOutcome::Ready { .. }, _)) => self.pin(&key),
@@ -90,18 +91,13 @@ impl Fetcher {
     }
 
     /// Sorts positions into those that this read leads and those that it follows.
-    fn join(
-        &self,
-        namespace: NamespaceId,
-        hashes: &[BlockHash],
-        open: &[usize],
-    ) -> (Vec<usize>, Vec<(usize, Told)>) {
+    fn join(&self, keys: &[BlockKey], open: &[usize]) -> (Vec<usize>, Vec<(usize, Told)>) {
         let (mut lead, mut follow) = (Vec::with_capacity(open.len()), Vec::new());
         let mut flights = lock(&self.flights);
         for at in open {
-            let Some(hash) = hashes.get(*at) else { continue };
+            let Some(key) = keys.get(*at) else { continue };
             let (waiter, told) = oneshot::channel();
-            if flights.join(BlockKey { namespace, hash: *hash }, || waiter) {
+            if flights.join(*key, || waiter) {
                 lead.push(*at);
             } else {
                 follow.push((*at, told));
@@ -118,12 +114,10 @@ impl Fetcher {
     async fn lead_some(
         self: &Arc<Self>,
         wanted: Wanted<'_>,
-        lead: &[usize],
+        (keys, lead): (&[BlockKey], &[usize]),
         outcomes: &mut [FetchOutcome],
     ) {
-        let hash = |at: &usize| wanted.hashes.get(*at).copied();
-        let namespace = wanted.namespace;
-        let key = |at: &usize| hash(at).map(|hash| BlockKey { namespace, hash });
+        let key = |at: &usize| keys.get(*at).copied();
         let mut led =
             Led { fetcher: self, keys: lead.iter().map(key).collect(), source: wanted.source };
         // What landed between this reader's look at the store and now is not fetched again.
@@ -138,13 +132,12 @@ impl Fetcher {
             }
         }
         let positions: Vec<usize> = absent.iter().filter_map(|at| lead.get(*at)).copied().collect();
-        let hashes: Vec<BlockHash> = positions.iter().filter_map(hash).collect();
-        if hashes.is_empty() {
+        if positions.is_empty() {
             return;
         }
-        let fetch = Wanted { hashes: &hashes, ..wanted };
+        let wish = &wanted.wish.part(&positions);
         let got = self
-            .lead(fetch, |at, outcome| {
+            .lead(Wanted { wish, ..wanted }, |at, outcome| {
                 if let Some(at) = absent.get(at) {
                     led.land(*at, outcome);
                 }

@@ -1,20 +1,30 @@
-//! Blocks on their way into the GPU's pool. The landing and the copy share each: its extent is free again
-//! when neither needs it, as if in an `Arc`, but in places that are used again, so that in steady state no
-//! block allocates anything.
+//! Blocks on their way into the GPU's memory: its pool, or an engine's layout. The landing and the copy
+//! share each: what it lies in is let go when neither needs it, as if in an `Arc`, but in places that are
+//! used again, so that in steady state no block allocates anything.
 
 use std::sync::Arc;
 
 use crate::cuda::GpuPool;
 use crate::memory::Reservation;
+use crate::runtime::door::Imported;
 use crate::sync::{Mutex, lock};
 use crate::types::Extent;
 
+/// What a block lies in.
+#[derive(Debug)]
+pub(super) enum Lies {
+    /// An extent of the pool.
+    Pool(Reservation<GpuPool>),
+    /// The layout of an engine; a place that the engine has no other use for now.
+    Layout(Arc<Imported>),
+}
+
 #[derive(Debug, Default)]
 struct Place {
-    memory: Option<Reservation<GpuPool>>,
+    lies: Option<Lies>,
     holders: u8,
-    /// Of the bytes, where they are known.
-    checksum: u64,
+    /// Of the bytes, once they are known.
+    checksum: Option<u64>,
     /// Whether the bytes are in place and known.
     done: bool,
 }
@@ -32,9 +42,8 @@ pub(super) struct Blocks(Arc<Mutex<Places>>);
 
 impl Blocks {
     /// A block that will lie there.
-    pub(super) fn enter(&self, memory: Reservation<GpuPool>) -> Block {
-        let extent = memory.extent();
-        let place = Place { memory: Some(memory), holders: 1, checksum: 0, done: false };
+    pub(super) fn enter(&self, extent: Extent, lies: Lies) -> Block {
+        let place = Place { lies: Some(lies), holders: 1, checksum: None, done: false };
         let mut places = lock(&self.0);
         let Places { all, free } = &mut *places;
         let reused = free.pop().and_then(|at| Some((at, all.get_mut(at)?)));
@@ -76,12 +85,21 @@ impl Block {
         self.extent
     }
 
-    /// What the bytes are, wherever they lie.
-    pub(super) fn set_checksum(&self, checksum: u64) {
-        self.with(|place| place.checksum = checksum);
+    /// The layout that it lies in; `None` where that is the pool.
+    pub(super) fn layout(&self) -> Option<Arc<Imported>> {
+        self.with(|place| match &place.lies {
+            Some(Lies::Layout(imported)) => Some(Arc::clone(imported)),
+            _ => None,
+        })
     }
 
-    pub(super) fn checksum(&self) -> u64 {
+    /// What the bytes are, wherever they lie.
+    pub(super) fn set_checksum(&self, checksum: u64) {
+        self.with(|place| place.checksum = Some(checksum));
+    }
+
+    /// The same, once it is known.
+    pub(super) fn checksum(&self) -> Option<u64> {
         self.with(|place| place.checksum)
     }
 
@@ -94,9 +112,13 @@ impl Block {
         self.with(|place| place.done)
     }
 
-    /// The extent, for the last one who has it.
+    /// The extent of the pool, for the last one who has it.
     pub(super) fn into_reservation(self) -> Option<Reservation<GpuPool>> {
-        self.with(|place| if place.holders == 1 { place.memory.take() } else { None })
+        let lies = self.with(|place| if place.holders == 1 { place.lies.take() } else { None });
+        match lies {
+            Some(Lies::Pool(memory)) => Some(memory),
+            _ => None,
+        }
     }
 }
 
@@ -106,11 +128,11 @@ impl Drop for Block {
         let Some(place) = places.all.get_mut(self.at) else { return };
         place.holders -= 1;
         if place.holders == 0 {
-            let memory = place.memory.take();
+            let lies = place.lies.take();
             places.free.push(self.at);
             drop(places);
-            // It goes back to its pool, unless it was taken over.
-            drop(memory);
+            // An extent goes back to its pool, unless it was taken over.
+            drop(lies);
         }
     }
 }

@@ -25,7 +25,8 @@
 //! GPU succeeds any more ([`CudaError::is_lost`]), or one that hides whether copies have ended, loses the
 //! GPU to this process: whoever meets it says so once, be it the data thread or a copy for an engine;
 //! blocks under way fail, nothing lands there or is lent from there, and the residents in its memory are
-//! evicted, which withdraws them from the registry. A local reader that still finds one there takes it out
+//! evicted, which withdraws them from the registry; what engines have published in place there is taken
+//! back ([`super::in_place`]). A local reader that still finds one there takes it out
 //! itself, and looks for it elsewhere; copies that engines hold stay good.
 //! The node goes on with its host pools until it is started again. Memory that copies in flight may touch
 //! stays theirs.
@@ -59,28 +60,35 @@ use super::transport::{GpuMemory, GpuRegions};
 use block::Block;
 use tier::{LeavingAt, TierParts};
 
-/// Says, once, that the GPU is lost, if that is what an error means.
+/// Says, once, that the node's GPU is lost, if that is what an error means.
 fn note_loss(residency: &Residency, error: &CudaError) {
     if error.is_lost() {
         lose(residency, error);
     }
 }
 
-/// Says, once, that the GPU is lost.
+/// Says, once, that the node's GPU is lost.
 fn lose(residency: &Residency, error: &CudaError) {
     if residency.lose_device() {
-        tracing::error!(
-            %error,
-            "the GPU is lost: the blocks in its memory are gone, host memory serves on; start the node \
-             again to have the GPU back"
-        );
+        say_lost(error);
     }
 }
 
-/// Copies for engines may be the first to meet a loss.
+fn say_lost(error: &CudaError) {
+    tracing::error!(
+        %error,
+        "a GPU is lost: the blocks in its memory are gone, host memory serves on; start the node again \
+         to have the GPU back"
+    );
+}
+
+/// Copies for engines may be the first to meet a loss, and are the only ones who can where the GPU is not
+/// the node's own.
 impl OnLoss for Residency {
-    fn lost(&self, error: &CudaError) {
-        lose(self, error);
+    fn lost(&self, gpu: DeviceUuid, error: &CudaError) {
+        if self.lose_gpu(gpu) {
+            say_lost(error);
+        }
     }
 }
 
@@ -152,10 +160,14 @@ impl Gpu {
         EngineDevices::sharing(Arc::clone(&self.context), self.shadows.hosts(), Some(on_loss))
     }
 
+    /// Which it is, whoever looks.
+    pub(super) fn uuid(&self) -> DeviceUuid {
+        DeviceUuid(self.context.device().attributes().uuid)
+    }
+
     /// What copies it can lend of blocks in engines' memory.
     pub(super) fn stages(&self) -> Stages {
-        let device = DeviceUuid(self.context.device().attributes().uuid);
-        Stages { device, block_bytes_max: self.leaving.mapping().len() }
+        Stages { device: self.uuid(), block_bytes_max: self.leaving.mapping().len() }
     }
 
     /// What is told of it; said in the log, too.

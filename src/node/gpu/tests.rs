@@ -81,7 +81,7 @@ impl Scene {
         let gpu = Gpu::open(&options, Some(&standin.library()), &pools).unwrap();
         let config = StoreConfig { capacity: 32, policy: Policy::default() };
         let store = Arc::new(Store::new(config, Arc::new(Discard)).unwrap());
-        let device = Some(DevicePool::new(gpu.pool()));
+        let device = Some(DevicePool::new(gpu.uuid(), gpu.pool()));
         let (clock, sink) = (Clock::start(), Arc::new(Discard));
         let residency = Arc::new(Residency::new(store, (pools, device), marks, clock, sink));
         let regions = GpuRegions {

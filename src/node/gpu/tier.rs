@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::block::{Block, Blocks};
+use super::block::{Block, Blocks, Lies};
 use super::note_loss;
 use crate::cuda::{Bound, Context, CudaError, GpuPool, Staging, StagingCopy, StagingSlot, rows};
 use crate::fabric::{Region, RegionId, RegisteredSpan, RemoteSpan};
@@ -22,8 +22,9 @@ const PAUSE_FOR_STAGING_MS: u32 = 10;
 /// Copies that are kept to be lent, before their table grows.
 const LEAVING: usize = 512;
 
-/// Calls of the driver that may begin copies to staging memory before the data thread looks at something
-/// else: some 2 microseconds each. A block in pieces needs one for each tensor, or more.
+/// Calls of the driver that may begin copies of blocks in pieces to staging memory, and of others to be
+/// lent, before the data thread looks at something else: some 2 microseconds each. A block in pieces needs
+/// one for each tensor, or more.
 const CALLS_AT_ONCE: usize = 128;
 
 /// What a tier is made of.
@@ -55,10 +56,10 @@ pub(in crate::node) struct Arriving {
 impl Arriving {
     /// The checksum of the bytes, once settled.
     pub(in crate::node) fn checksum(&self) -> u64 {
-        self.block.checksum()
+        self.block.checksum().unwrap_or_default()
     }
 
-    /// The extent, once settled; `None` while a copy still owns it.
+    /// The extent of the pool, once settled; `None` while a copy still owns it.
     pub(in crate::node) fn into_reservation(self) -> Option<Reservation<GpuPool>> {
         self.block.into_reservation()
     }
@@ -137,8 +138,23 @@ impl Tier {
             None => Some(self.parts.arriving.0.take(len.into())?),
         };
         let TierParts { residency, pool, .. } = &self.parts;
-        let block = self.blocks.enter(residency.reserve_on_device(pool, len, victims)?);
+        let memory = residency.reserve_on_device(pool, len, victims)?;
+        let block = self.blocks.enter(memory.extent(), Lies::Pool(memory));
         Some(Arriving { block, len, slot, copying: false })
+    }
+
+    /// A block that arrives at a place in an engine's layout on this GPU, which cards reach; `None` where
+    /// its bytes could not be verified.
+    pub(in crate::node) fn arrive_in(
+        &mut self,
+        place: &Extent,
+        lies: &Arc<Imported>,
+    ) -> Option<Arriving> {
+        if self.is_lost() || !self.parts.arriving.0.fits(place.len.into()) {
+            return None;
+        }
+        let block = self.blocks.enter(*place, Lies::Layout(Arc::clone(lies)));
+        Some(Arriving { block, len: place.len, slot: None, copying: false })
     }
 
     /// Where a READ into this memory lands.
@@ -179,7 +195,10 @@ impl Tier {
         let context = Arc::clone(&self.parts.context);
         let bound = context.bind()?;
         if !memory.copying {
-            self.begin(&bound, memory)?;
+            match memory.block.layout() {
+                Some(lies) => self.begin_in_layout(&bound, memory, &lies)?,
+                None => self.begin(&bound, memory)?,
+            }
         }
         if let Err(error) = self.poll_arriving(&bound) {
             // Whatever the driver calls it: no copy in flight will be known to have ended.
@@ -216,13 +235,41 @@ impl Tier {
         Ok(())
     }
 
+    /// Begins to bring a block together that landed in pieces, to be summed up.
+    fn begin_in_layout(
+        &mut self,
+        bound: &Bound<'_>,
+        memory: &mut Arriving,
+        lies: &Imported,
+    ) -> Result<(), CudaError> {
+        let (extent, staging) = (memory.block.extent(), &mut self.parts.arriving.0);
+        // Without a slot, and without room for the copies, it is tried again in the next round.
+        if self.calls == 0 {
+            return Ok(());
+        }
+        let Some(slot) = staging.take(extent.len.into()) else { return Ok(()) };
+        // It was written by cards; the copies out of it come behind the flush.
+        bound.flush_writes()?;
+        let calls = &mut self.calls;
+        let rows = rows((&lies.layout, &lies.memory), BlockId::of(&extent));
+        let counted = rows.inspect(|_| *calls = calls.saturating_sub(1));
+        match staging.gather(bound, slot, counted, memory.block.share()) {
+            Ok(()) => memory.copying = true,
+            Err((error, Some(_))) if error.is_backpressure() => {}
+            Err((error, _)) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// Takes note of the copies that have ended.
     fn poll_arriving(&mut self, bound: &Bound<'_>) -> Result<(), CudaError> {
-        let direct = self.parts.direct.is_some();
         let staging = &mut self.parts.arriving.0;
         let mapping = Arc::clone(staging.mapping());
         staging.poll(bound, |slot, block| {
-            if direct && let Ok(sum) = mapping.checksum(slot.offset(), slot.len()) {
+            // What landed in a slot was summed up there.
+            if block.checksum().is_none()
+                && let Ok(sum) = mapping.checksum(slot.offset(), slot.len())
+            {
                 block.set_checksum(sum);
             }
             block.finish();

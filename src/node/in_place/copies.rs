@@ -17,7 +17,7 @@ use crate::node::residency::Patience;
 use crate::protocol::door::{AcquireOutcome, HeldBlock};
 use crate::runtime::door::{Batch, pools};
 use crate::sync::{Mutex, lock};
-use crate::types::{Generation, MemoryKind, PoolId, ResidentId};
+use crate::types::{Extent, Generation, MemoryKind, PoolId, ResidentId};
 
 /// Set in the slots of holds on copies; no store has so many.
 const COPY: u32 = 1 << 31;
@@ -60,13 +60,21 @@ impl Copies {
 type Wanted = (usize, HeldBlock);
 
 impl Inner {
-    /// Puts copies in host memory in the place of blocks in engines' memory. What finds no room is busy;
-    /// what cannot be copied, or is not what was published any more, has failed.
-    pub(in crate::node) async fn copied_to_host(&self, outcomes: &mut [AcquireOutcome]) {
+    /// Puts copies in host memory in the place of blocks in engines' memory, but for those that lie at the
+    /// place that their reader wished for (`places`, as [`Wish`] has them). What finds no room is busy; what
+    /// cannot be copied, or is not what was published any more, has failed.
+    ///
+    /// [`Wish`]: crate::peer::Wish
+    pub(in crate::node) async fn copied_to_host(
+        &self,
+        outcomes: &mut [AcquireOutcome],
+        places: &[Extent],
+    ) {
         let mut by_layout: BTreeMap<PoolId, Vec<Wanted>> = BTreeMap::new();
         for (at, outcome) in outcomes.iter().enumerate() {
             if let AcquireOutcome::Ready(held) = outcome
                 && held.extent.pool.kind() == MemoryKind::Engine
+                && places.get(at) != Some(&held.extent)
             {
                 by_layout.entry(held.extent.pool).or_default().push((at, *held));
             }

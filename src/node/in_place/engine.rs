@@ -5,7 +5,7 @@
 //! never meet: who comes second finds what the first one has done. Nobody holds one of them while it
 //! waits for the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::memory::Climb;
 use crate::node::Inner;
 use crate::node::residency::Admitted;
 use crate::node::transport::PeerAddress;
-use crate::protocol::door::{LayoutId, MovedBlock, PublishOutcome};
+use crate::protocol::door::{DeviceUuid, LayoutId, MovedBlock, PublishOutcome};
 use crate::protocol::{RegionEntry, TensorEntry};
 use crate::runtime::data::{DataHandle, Stopped};
 use crate::runtime::door::{Imported, InPlace};
@@ -25,30 +25,38 @@ use crate::runtime::in_place::{NotRegistered, ServedLayout};
 use crate::sync::{Mutex, lock};
 use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentId};
 
+/// Why nothing is published on a GPU that is lost.
+pub(super) const LOST: &str = "the GPU that this layout lies on is lost to the node, and nothing can be published \
+                    there: start the node again to have the GPU back";
+
 /// How long one waits who finds the data thread's box of orders full.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 
 /// An engine, as the node knows what it published.
 #[derive(Debug, Default)]
 pub struct Engine {
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     ways: tokio::sync::Mutex<Ways>,
     withdrawing: tokio::sync::Mutex<()>,
+    /// Told when blocks are no more ones that a load may land in.
+    pub(super) settled: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// Its connection has ended.
-    gone: bool,
-    layouts: BTreeMap<LayoutId, Published>,
+    pub(super) gone: bool,
+    pub(super) layouts: BTreeMap<LayoutId, Published>,
 }
 
 /// A layout that is open, and the blocks that lie there for peers.
 #[derive(Debug)]
-struct Published {
-    pool: PoolId,
-    open: Arc<Open>,
-    blocks: BTreeMap<BlockId, (BlockKey, ResidentId)>,
+pub(super) struct Published {
+    pub(super) pool: PoolId,
+    pub(super) open: Arc<Open>,
+    pub(super) blocks: BTreeMap<BlockId, (BlockKey, ResidentId)>,
+    /// Blocks that a load may land in.
+    pub(super) landing: BTreeSet<BlockId>,
 }
 
 /// Regions of an engine's allocations.
@@ -67,9 +75,12 @@ pub struct Opened {
 impl State {
     /// Why these blocks cannot be published.
     fn conflict(&self, id: LayoutId, blocks: &[(BlockId, BlockKey)]) -> Option<String> {
-        let Published { open, blocks: published, .. } = self.layouts.get(&id)?;
+        let Published { open, blocks: published, landing, .. } = self.layouts.get(&id)?;
         let leaving = lock(&open.leaving);
         blocks.iter().find_map(|(block, key)| match published.get(block) {
+            _ if landing.contains(block) => {
+                Some(format!("block {} is being loaded: publish it after that", block.0))
+            }
             Some(_) if leaving.contains(block) => {
                 Some(format!("block {} is being withdrawn: publish it after that", block.0))
             }
@@ -83,17 +94,52 @@ impl State {
 }
 
 impl Engine {
-    pub(in crate::node) fn find(&self, id: LayoutId, blocks: &[MovedBlock]) -> Option<BlockId> {
-        let state = lock(&self.state);
-        let published = &state.layouts.get(&id)?.blocks;
-        blocks.iter().map(|moved| moved.block).find(|block| published.contains_key(block))
+    pub(in crate::node) fn in_use(&self, id: LayoutId, blocks: &[MovedBlock]) -> Option<String> {
+        lock(&self.state).layouts.get(&id)?.in_use(blocks)
     }
 
-    /// All that it has published.
-    fn published(&self) -> Vec<(LayoutId, Vec<BlockId>)> {
+    /// All that it has published in such layouts.
+    pub(super) fn published(&self, which: impl Fn(&Open) -> bool) -> Vec<(LayoutId, Vec<BlockId>)> {
         let state = lock(&self.state);
+        let wanted = state.layouts.iter().filter(|(_, layout)| which(&layout.open));
         let blocks = |layout: &Published| layout.blocks.keys().copied().collect();
-        state.layouts.iter().map(|(id, layout)| (*id, blocks(layout))).collect()
+        wanted.map(|(id, layout)| (*id, blocks(layout))).collect()
+    }
+}
+
+/// The GPUs that a layout lies on.
+pub(super) fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
+    let tensors = imported.layout.tensors().iter();
+    let memory = tensors.filter_map(|it| imported.memory.get(usize::from(it.allocation.0)));
+    memory.filter_map(|memory| memory.device()).collect()
+}
+
+/// A layout as the data thread has it: by its numbers, and with the regions of the allocations that it
+/// lies in, which are in the order of their numbers; without any where no card reaches them.
+fn served(
+    (pool, number): (PoolId, u32),
+    lies: Arc<Imported>,
+    (places, regions): (&[AllocationId], &[Region]),
+) -> ServedLayout {
+    let place = |wanted: &AllocationId| places.binary_search(wanted).ok();
+    let tensor = |tensor: &Tensor| {
+        let place = place(&tensor.allocation).and_then(|place| u16::try_from(place).ok());
+        let allocation = AllocationId(place.unwrap_or(u16::MAX));
+        TensorEntry::from(&Tensor { allocation, ..*tensor })
+    };
+    let region = |allocation| Some(regions.get(place(&AllocationId(allocation))?)?.id);
+    let allocations = u16::try_from(lies.memory.len()).unwrap_or(u16::MAX);
+    let blocks = lies.layout.blocks();
+    ServedLayout {
+        pool,
+        number,
+        blocks,
+        bytes: u64::from(blocks) * u64::from(lies.layout.block_bytes()),
+        regions: regions.iter().map(RegionEntry::from).collect(),
+        tensors: lies.layout.tensors().iter().map(tensor).collect(),
+        in_host_memory: lies.lies_in(|memory| memory.host().is_some()),
+        places: (0..allocations).map(region).collect(),
+        lies,
     }
 }
 
@@ -112,8 +158,12 @@ impl Inner {
         if let Some(why) = self.in_place.never {
             return Err(refused(&why));
         }
+        let gpus = gpus(&imported);
+        if !gpus.is_disjoint(&self.residency.lost_gpus()) {
+            return Err(LOST.to_owned());
+        }
         let stored_before = self.residency.stored();
-        self.open_layout(&engine, id, imported).await?;
+        self.open_layout(&engine, id, (imported, gpus)).await?;
         let namespace = namespace.id();
         let key = |moved: &MovedBlock| BlockKey { namespace, hash: moved.hash };
         let blocks: Vec<_> = blocks.iter().map(|moved| (moved.block, key(moved))).collect();
@@ -125,11 +175,11 @@ impl Inner {
     }
 
     /// Registers the memory of a layout and serves it, where that has not been done.
-    async fn open_layout(
+    pub(super) async fn open_layout(
         &self,
-        engine: &Engine,
+        engine: &Arc<Engine>,
         id: LayoutId,
-        imported: Arc<Imported>,
+        (imported, gpus): (Arc<Imported>, BTreeSet<DeviceUuid>),
     ) -> Result<(), String> {
         let mut ways = engine.ways.lock().await;
         {
@@ -141,50 +191,48 @@ impl Inner {
                 return Ok(());
             }
         }
-        let tensors = imported.layout.tensors();
-        let mut places: Vec<AllocationId> = tensors.iter().map(|it| it.allocation).collect();
+        let tensors = imported.layout.tensors().iter();
+        let mut places: Vec<AllocationId> = tensors.map(|it| it.allocation).collect();
         places.sort_unstable();
         places.dedup();
         let registered = self.register(&mut ways, &places, &imported).await;
-        let (known, mut climbs) = match registered {
+        let (known, mut climbs): (Vec<_>, _) = match registered {
             Ok(()) => (places.iter().filter_map(|place| ways.0.get(place)).collect(), Vec::new()),
             Err(NotRegistered::NoWay(climb)) => {
                 if let Some(why) = self.in_place.not_staged(&imported) {
                     *lock(&self.in_place.refused) = Some(climb.clone());
-                    return Err(refused(&format!("{}, {why}", NotRegistered::NoWay(climb))));
+                    let way = NotRegistered::NoWay(climb);
+                    return Err(refused(&format!("{way}, and no copies can be lent of it: {why}")));
                 }
                 (Vec::new(), vec![climb])
             }
             Err(error) => return Err(refused(&error)),
         };
-        let staged = known.is_empty().then(|| Arc::clone(&imported));
-        let regions: Vec<_> = known.iter().map(|(region, _)| RegionEntry::from(region)).collect();
-        climbs.extend(known.iter().filter_map(|(_, climb)| climb.clone()));
-        let tensor = |tensor: &Tensor| {
-            let place = places.binary_search(&tensor.allocation).unwrap_or_default();
-            let allocation = AllocationId(u16::try_from(place).unwrap_or(u16::MAX));
-            TensorEntry::from(&Tensor { allocation, ..*tensor })
+        let staged = known.is_empty();
+        let not_landed = match staged {
+            true => Some("no card reaches its memory"),
+            false => self.in_place.not_landed(&imported),
         };
-        let (blocks, tensors) = (imported.layout.blocks(), tensors.iter().map(tensor).collect());
-        let bytes = u64::from(blocks) * u64::from(imported.layout.block_bytes());
+        climbs.extend(known.iter().filter_map(|(_, climb)| climb.clone()));
         let open = Arc::new(Open {
-            imported,
-            staged: staged.is_some(),
+            engine: Arc::downgrade(engine),
+            imported: Arc::clone(&imported),
+            gpus,
+            staged,
+            not_landed,
             climbs,
             published: AtomicU64::new(0),
             leaving: Mutex::default(),
         });
-        let (pool, number) = self
-            .in_place
-            .number(&open)
-            .ok_or_else(|| refused(&"as many layouts are open as can be"))?;
-        let served = ServedLayout { pool, number, blocks, bytes, regions, tensors, staged };
-        if let Err(stopped) = self.data.serve(served) {
-            self.in_place.free(pool);
+        let named = self.in_place.number(&open);
+        let named = named.ok_or_else(|| refused(&"as many layouts are open as can be"))?;
+        let regions: Vec<Region> = known.into_iter().map(|(region, _)| *region).collect();
+        if let Err(stopped) = self.data.serve(served(named, imported, (&places, &regions))) {
+            self.in_place.free(named.0);
             return Err(refused(&stopped));
         }
-        let published = Published { pool, open, blocks: BTreeMap::new() };
-        lock(&engine.state).layouts.insert(id, published);
+        let (pool, blocks, landing) = (named.0, BTreeMap::new(), BTreeSet::new());
+        lock(&engine.state).layouts.insert(id, Published { pool, open, blocks, landing });
         Ok(())
     }
 
@@ -221,6 +269,9 @@ impl Inner {
             State { gone: true, .. } => None,
             State { layouts, .. } => layouts.get_mut(&opened.layout),
         };
+        // Looked at with the state locked: whoever takes back what lies on a lost GPU finds what was
+        // published before.
+        let layout = layout.filter(|it| !it.open.lies_on(&self.residency.lost_gpus()));
         let Some(layout) = layout else { return vec![PublishOutcome::Refused; blocks.len()] };
         let publish = |block: &InPlace| {
             let key = BlockKey { namespace, hash: block.hash };
@@ -240,6 +291,7 @@ impl Inner {
     ) -> PublishOutcome {
         // The entry of one that leaves is there until it has left.
         if lock(&layout.open.leaving).contains(&block.block)
+            || layout.landing.contains(&block.block)
             || layout.blocks.get(&block.block).is_some_and(|(other, _)| *other != key)
         {
             return PublishOutcome::Refused;
@@ -310,7 +362,10 @@ impl Inner {
 
     /// Takes back all that an engine has published, and lets go of its memory.
     pub(in crate::node) async fn clear(&self, engine: &Engine) {
-        self.withdraw_from(engine, &engine.published()).await;
+        // A load that is under way publishes yet, and then no other one begins.
+        self.withdraw_from(engine, &engine.published(|_| true)).await;
+        engine.landed().await;
+        self.withdraw_from(engine, &engine.published(|_| true)).await;
         let mut ways = engine.ways.lock().await;
         let layouts = std::mem::take(&mut lock(&engine.state).layouts);
         let pools: Vec<PoolId> = layouts.values().map(|layout| layout.pool).collect();

@@ -13,13 +13,21 @@
 //! memory of the node's own GPU ([`Stages`]), if that is the same one.
 //!
 //! Local readers, which cannot look into an engine's memory, get copies ([`copies`]).
+//!
+//! What an engine loads from peers may land in its layout, without a copy in a pool, and is published
+//! there ([`landing`]).
+//!
+//! What lies on a GPU that is lost is taken back at once, as if its engine had asked for that, and nothing
+//! is published there any more ([`losses`]).
 
 mod copies;
 mod engine;
+mod landing;
+mod losses;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::layout::BlockId;
 use crate::memory::{Climb, GpuDirect, Rung};
@@ -32,6 +40,7 @@ use crate::types::{Extent, MemoryKind, PoolId};
 
 pub(super) use copies::Copies;
 pub use engine::{Engine, Opened};
+pub(super) use losses::mind_losses;
 
 /// A GPU that lends copies of blocks where cards do not reach them.
 #[derive(Debug, Clone, Copy)]
@@ -45,15 +54,26 @@ pub(super) struct Stages {
 /// A layout that blocks are published in.
 #[derive(Debug)]
 struct Open {
+    engine: Weak<Engine>,
     imported: Arc<Imported>,
+    /// The GPUs that its tensors lie on.
+    gpus: BTreeSet<DeviceUuid>,
     /// Whether peers get copies of its blocks.
     staged: bool,
+    /// Why no blocks from peers land in it; `None` where they do.
+    not_landed: Option<&'static str>,
     /// How its memory came to be registered, where that is another driver's.
     climbs: Vec<Climb>,
     /// Residents that lie in it.
     published: AtomicU64,
     /// Blocks that are being taken back: no local reader comes any more.
     leaving: Mutex<BTreeSet<BlockId>>,
+}
+
+impl Open {
+    fn lies_on(&self, gpus: &BTreeSet<DeviceUuid>) -> bool {
+        !self.gpus.is_disjoint(gpus)
+    }
 }
 
 /// All layouts of local engines that peers may read.
@@ -88,25 +108,26 @@ impl Layouts {
         }
     }
 
-    /// Why no copies can be lent of a layout's blocks.
+    /// Why the node's own GPU can neither lend copies of a layout's blocks nor verify what lands there.
     fn not_staged(&self, imported: &Imported) -> Option<&'static str> {
         let Some(stages) = &self.stages else {
-            return Some(
-                "and this node has no GPU of its own (--gpu) that could lend copies of them",
-            );
+            return Some("this node has no GPU of its own (--gpu)");
         };
-        let mut tensors = imported.layout.tensors().iter();
-        let elsewhere = tensors.any(|tensor| {
-            let memory = imported.memory.get(usize::from(tensor.allocation.0));
-            memory.is_none_or(|memory| memory.device() != Some(stages.device))
-        });
-        if elsewhere {
-            Some("and it is not all on the GPU that this node has (--gpu), which could lend copies")
+        if !imported.lies_in(|memory| memory.device() == Some(stages.device)) {
+            Some("it is not all on the GPU that this node has (--gpu)")
         } else if u64::from(imported.layout.block_bytes()) > stages.block_bytes_max {
-            Some("and its blocks are longer than this node's staging memory (--gpu-staging)")
+            Some("its blocks are longer than this node's staging memory (--gpu-staging)")
         } else {
             None
         }
+    }
+
+    /// Why blocks from peers do not land in a layout whose memory cards reach.
+    fn not_landed(&self, imported: &Imported) -> Option<&'static str> {
+        if imported.lies_in(|memory| memory.host().is_some()) {
+            return None;
+        }
+        self.not_staged(imported)
     }
 
     /// A number for a layout; `None` where all are taken.
@@ -128,17 +149,18 @@ impl Layouts {
         lock(&self.open).get(&pool).cloned()
     }
 
-    /// Whether a resident is being taken back.
-    pub(super) fn is_leaving(&self, extent: &Extent) -> bool {
+    /// Whether a resident is being taken back, or is about to be, for these GPUs are lost.
+    pub(super) fn is_leaving(&self, extent: &Extent, lost: &BTreeSet<DeviceUuid>) -> bool {
         if extent.pool.kind() != MemoryKind::Engine {
             return false;
         }
         let block = BlockId::of(extent);
-        self.find(extent.pool).is_none_or(|open| lock(&open.leaving).contains(&block))
+        self.find(extent.pool)
+            .is_none_or(|open| open.lies_on(lost) || lock(&open.leaving).contains(&block))
     }
 
-    /// What is told of them.
-    pub(super) fn stat(&self) -> InPlaceStat {
+    /// What is told of them, where these GPUs are lost.
+    pub(super) fn stat(&self, lost: &BTreeSet<DeviceUuid>) -> InPlaceStat {
         let layout = |(pool, open): (&PoolId, &Arc<Open>)| {
             let blocks = open.published.load(Ordering::Relaxed);
             let bytes = blocks * u64::from(open.imported.layout.block_bytes());
@@ -147,6 +169,7 @@ impl Layouts {
             LayoutStat {
                 pool: pool.0,
                 way: if open.staged { "staging" } else { "direct" }.to_owned(),
+                lost: open.lies_on(lost),
                 blocks,
                 bytes,
                 nics: nics.collect(),

@@ -238,3 +238,37 @@ fn a_reset_ends_a_suspension_at_once() {
     assert_eq!(cluster.node_mut(B).peers.reset_health(Some(node_id(A)), now), 1);
     assert!(!is_open(&cluster));
 }
+
+/// A fabric that has another way to the peer ends its connections: READs that were under way are tried
+/// again by whoever asked, what else was asked goes on by itself.
+#[test]
+fn connections_that_move_cost_their_reads_at_most_and_blame_nobody() {
+    let mut cluster = Cluster::new(2, shape());
+    cluster.save(A, &[1, 2, 3]);
+    let (mut moved, mut ready) = (0, 0);
+    for round in 0..200 {
+        let id = cluster.begin_fetch(B, A, &[1, 2, 3]);
+        // Anywhere between the attempt to connect and the last answer.
+        cluster.run_for(Duration::from_micros(round * 37 % 4000));
+        cluster.network.move_on(endpoint(A), endpoint(B));
+        let reads = !cluster.network.landing(endpoint(B)).is_empty();
+        let fetched = cluster.finish(B, id);
+        cluster.node(B).peers.release(&fetched);
+        while cluster.node_mut(B).landing.evict().is_some() {}
+        let failed = |outcome: &FetchOutcome| *outcome == FetchOutcome::Failed(Scope::Local);
+        let all_ready = fetched.outcomes.iter().all(is_ready);
+        assert!(
+            all_ready || (reads && fetched.outcomes.iter().all(|it| is_ready(it) || failed(it)))
+        );
+        moved += usize::from(!all_ready);
+        ready += usize::from(all_ready);
+        cluster.run_for(MS * 60);
+        for node in [A, B] {
+            let blamed: Vec<_> = cluster.node(node).peers.health(cluster.now()).collect();
+            assert!(blamed.iter().all(|entry| entry.cause.is_none()), "round {round}: {blamed:?}");
+        }
+    }
+    assert!(moved > 20 && ready > 20, "{moved} {ready}");
+    assert!(is_ready(&fetch(&mut cluster, &[1]).outcomes[0]));
+    assert_eq!((cluster.node(A).leases(), cluster.node(A).pins(1)), (0, 0));
+}

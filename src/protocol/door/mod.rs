@@ -34,7 +34,7 @@ use crate::limits;
 use wire::{U16, U32};
 
 /// The version of this protocol. A frame of another version is refused.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 /// Length of a frame's header, bytes.
 pub const HEADER_BYTES: usize = 12;

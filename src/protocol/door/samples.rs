@@ -127,6 +127,7 @@ fn engine_requests() -> Vec<(&'static str, Request)> {
                 namespace: namespace(),
                 source: Source::Anywhere,
                 layout,
+                in_place: false,
                 blocks: moved(),
             }),
         ),
@@ -137,6 +138,16 @@ fn engine_requests() -> Vec<(&'static str, Request)> {
 fn in_place_requests() -> Vec<(&'static str, Request)> {
     let layout = LayoutId(0x0102);
     vec![
+        (
+            "load_in_place",
+            Request::Engine(EngineRequest::Load {
+                namespace: namespace(),
+                source: Source::Anywhere,
+                layout,
+                in_place: true,
+                blocks: moved(),
+            }),
+        ),
         (
             "publish_in_place",
             Request::Engine(EngineRequest::Publish {
@@ -159,10 +170,12 @@ fn in_place_requests() -> Vec<(&'static str, Request)> {
 
 /// What an engine is told.
 fn engine_replies() -> Vec<(&'static str, Reply)> {
-    let loaded = |origin| LoadOutcome::Loaded { origin, rank: EvictionRank::clamped(3) };
+    let rank = EvictionRank::clamped(3);
+    let loaded = |origin, in_place| LoadOutcome::Loaded { origin, rank, in_place };
     let outcomes = vec![
-        loaded(BlockOrigin::Local),
-        loaded(BlockOrigin::Fetched),
+        loaded(BlockOrigin::Local, false),
+        loaded(BlockOrigin::Fetched, false),
+        loaded(BlockOrigin::Fetched, true),
         LoadOutcome::NotFound,
         LoadOutcome::Busy(BusyReason::Owner(LendRefusal::Quota)),
         LoadOutcome::Failed,

@@ -44,7 +44,7 @@ pub struct NodeStat {
     pub policy: String,
     /// The way to peers on other hosts, `tcp` or `verbs`; `shm` where there is none.
     pub transport: String,
-    /// Why peers on this host are not reached over shared memory; empty where they are.
+    /// Why peers on this host are not connected to over shared memory now; empty where they are.
     pub no_shared_memory: String,
     /// Since its data thread last went round, milliseconds: at most 1000 where it is idle.
     pub heartbeat_age_ms: u64,
@@ -137,6 +137,8 @@ pub struct LayoutStat {
     pub pool: u16,
     /// How peers read its blocks: "direct", where they lie, or "staging", as copies in pinned memory.
     pub way: String,
+    /// Whether a GPU that it lies on is lost to the node: no block stays in it then, and none comes.
+    pub lost: bool,
     /// Blocks in it.
     pub blocks: u64,
     /// Their payload, bytes.

@@ -121,7 +121,9 @@ fn fields_outside_their_ranges_are_refused() {
     assert_eq!(broken("import_memfd", 1, 1), field("memory source"));
     assert_eq!(broken("import_shareable", 17, 1), field("memory source"));
     assert_eq!(broken("import_ipc", 88, 1), field("bytes"));
+    // A load is a name, a source with its node, a layout (2) and a flag.
     assert_eq!(broken("load", 65, 3), field("source"));
+    assert_eq!(broken("load", 84, 2), field("in place"));
     // A save is a name and a flag (66 bytes), a layout (2), and an event behind a flag.
     assert_eq!(broken("save", 68, 2), field("event"));
     assert_eq!(broken("save", 69, 1), field("event"));
@@ -129,7 +131,7 @@ fn fields_outside_their_ranges_are_refused() {
     assert_eq!(broken("loaded", 4, 9), field("status"));
     assert_eq!(broken("loaded", 5, 9), field("origin"));
     assert_eq!(broken("loaded", 6, 32), field("rank"));
-    assert_eq!(broken("loaded", 11, 1), field("status"));
+    assert_eq!(broken("loaded", 14, 1), field("status"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A client's own memory: imported by it, saved from, loaded into.
 //!
 //! A save reserves memory, copies, and only then publishes; a load acquires, verifies, copies, and only
-//! then answers. A client that is gone by the end of a save publishes nothing: nobody vouches for the
+//! then answers, unless what it acquires has landed in the layout already. A client that is gone by the end of a save publishes nothing: nobody vouches for the
 //! bytes any more. The copies themselves are in [`super::moving`]; what is published where it lies, in
 //! [`super::in_place`].
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::moving::Batch;
 use super::owned::Acquired;
-use super::service::{DoorService, Imported, Publish, ReserveError, Reserved};
+use super::service::{DoorService, Imported, NotLanded, Publish, ReserveError, Reserved};
 use super::session::{no_memory, refused};
 use crate::layout::{AllocationId, BlockId, Layout, Tensor};
 use crate::limits;
@@ -21,7 +21,7 @@ use crate::protocol::door::{
     AcquireOutcome, EngineEvent, EngineReply, HeldBlock, ImportRefusal, LayoutId, LoadOutcome,
     MemorySource, MovedBlock, Reply, SENTENCE_BYTES_MAX, Source,
 };
-use crate::types::{BlockHash, Namespace, PoolId};
+use crate::types::{BlockHash, MemoryKind, Namespace, PoolId};
 
 /// What a client imported. Dropping it tells what still runs that the client is gone.
 #[derive(Debug)]
@@ -228,28 +228,31 @@ impl Move {
         batch.run(reserved).await.map_err(|error| not_copied(&error))
     }
 
-    /// Loads the blocks: acquire, verify, copy, let go.
+    /// Loads the blocks: acquire, verify, copy, let go. For a client that is named, what comes from peers
+    /// lands in its layout itself, where there is a way.
     pub(super) async fn load<S: DoorService>(
         self,
-        service: Arc<S>,
+        (service, client): (Arc<S>, Option<Arc<S::Client>>),
         namespace: Namespace,
         source: Source,
     ) -> Reply {
-        let hashes: Vec<BlockHash> = self.blocks.iter().map(|moved| moved.hash).collect();
-        let found = Arc::clone(&service).acquire(namespace, hashes, source).await;
+        let found = match self.find((&service, client), namespace, source).await {
+            Ok(found) => found,
+            Err(reply) => return reply,
+        };
         let acquired = Acquired::new(Arc::clone(&service), found);
         if !self.is_wanted() {
             return refused("the client is gone");
         }
         let block_bytes = self.imported.layout.block_bytes();
-        let fits = |held: &&HeldBlock| held.extent.len == block_bytes;
-        let held = |outcome: &'_ AcquireOutcome| match outcome {
-            AcquireOutcome::Ready(held) => Some(*held),
+        let copied = |outcome: &'_ AcquireOutcome| match outcome {
+            AcquireOutcome::Ready(held) if is_there(held) => None,
+            AcquireOutcome::Ready(held) if held.extent.len == block_bytes => Some(*held),
             _ => None,
         };
         let whole = self.blocks.iter().zip(acquired.outcomes());
-        let whole = whole.filter_map(|(moved, outcome)| Some((moved, held(outcome)?)));
-        let whole: Vec<_> = whole.filter(|(_, held)| fits(&held)).collect();
+        let whole = whole.filter_map(|(moved, outcome)| Some((moved, copied(outcome)?)));
+        let whole: Vec<_> = whole.collect();
         let batch = Batch {
             pools: pools(&*service),
             imported: Arc::clone(&self.imported),
@@ -265,10 +268,12 @@ impl Move {
         let mut sums = sums.into_iter();
         let outcome = |outcome: &AcquireOutcome| match outcome {
             AcquireOutcome::Ready(held) => {
-                if fits(&held) && sums.next() == Some(held.checksum) {
-                    LoadOutcome::Loaded { origin: held.origin, rank: held.rank }
-                } else {
-                    LoadOutcome::Failed
+                let in_place = is_there(held);
+                let is_good =
+                    in_place || copied(outcome).is_some() && sums.next() == Some(held.checksum);
+                match is_good {
+                    true => LoadOutcome::Loaded { origin: held.origin, rank: held.rank, in_place },
+                    false => LoadOutcome::Failed,
                 }
             }
             AcquireOutcome::NotFound => LoadOutcome::NotFound,
@@ -278,6 +283,36 @@ impl Move {
         let outcomes = acquired.outcomes().iter().map(outcome).collect();
         Reply::Engine(EngineReply::Loaded { outcomes })
     }
+
+    /// What is to be loaded, each block pinned once.
+    async fn find<S: DoorService>(
+        &self,
+        (service, client): (&Arc<S>, Option<Arc<S::Client>>),
+        namespace: Namespace,
+        source: Source,
+    ) -> Result<Vec<AcquireOutcome>, Reply> {
+        if let Some(client) = client {
+            let layout = (self.id, Arc::clone(&self.imported));
+            let blocks = (namespace, self.blocks.clone());
+            match Arc::clone(service).land(client, layout, blocks, source).await {
+                Ok(found) => return Ok(found),
+                Err(NotLanded::InUse(why)) => return Err(refused(&why)),
+                Err(NotLanded::NoWay(why)) => {
+                    tracing::debug!(%why, "blocks do not land in a layout");
+                }
+            }
+            if !self.is_wanted() {
+                return Err(refused("the client is gone"));
+            }
+        }
+        let hashes: Vec<BlockHash> = self.blocks.iter().map(|moved| moved.hash).collect();
+        Ok(Arc::clone(service).acquire(namespace, hashes, source).await)
+    }
+}
+
+/// Whether a block that was acquired for a layout lies there already.
+fn is_there(held: &HeldBlock) -> bool {
+    held.extent.pool.kind() == MemoryKind::Engine
 }
 
 /// The pools' memory, by their numbers.

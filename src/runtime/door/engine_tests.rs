@@ -62,9 +62,12 @@ fn save_of(
 }
 
 pub(super) fn load(blocks: &[(u8, u32)]) -> Request {
-    let (namespace, blocks) = (namespace(), moved(blocks));
-    let (layout, source) = (LayoutId(0), Source::Here);
-    Request::Engine(EngineRequest::Load { namespace, source, layout, blocks })
+    load_from(Source::Here, false, blocks)
+}
+
+pub(super) fn load_from(source: Source, in_place: bool, blocks: &[(u8, u32)]) -> Request {
+    let (namespace, layout, blocks) = (namespace(), LayoutId(0), moved(blocks));
+    Request::Engine(EngineRequest::Load { namespace, source, layout, in_place, blocks })
 }
 
 fn refusal(reply: Reply) -> (ImportRefusal, String) {

@@ -4,13 +4,19 @@ use std::sync::atomic::Ordering;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::engine_tests::{load, moved, save};
+use super::engine_tests::{load, load_from, moved, save};
 use super::stand_in::{Running, eventually, hash, namespace};
 use super::tests::{POOL, Raw};
 use crate::layout::BlockId;
 use crate::protocol::door::{
-    EngineEvent, EngineReply, EngineRequest, LayoutId, PublishOutcome, Reply, Request,
+    BlockOrigin, EngineEvent, EngineReply, EngineRequest, LayoutId, LoadOutcome, PublishOutcome,
+    Reply, Request, Source,
 };
+use crate::types::{BlockKey, EvictionRank};
+
+fn key_of(byte: u8) -> BlockKey {
+    BlockKey { namespace: namespace().id(), hash: hash(byte) }
+}
 
 fn publish_in(layout: u16, event: Option<EngineEvent>, blocks: &[(u8, u32)]) -> Request {
     let (layout, blocks) = (LayoutId(layout), moved(blocks));
@@ -84,6 +90,46 @@ fn what_cannot_be_published_or_is_published_is_refused_with_the_reason() {
     assert!(published.contains("block 0 is published in place"), "{published}");
     assert_eq!(raw.ask(&withdraw(0, &[0])), Reply::Done { count: 1 });
     assert!(matches!(raw.ask(&load(&[(3, 0)])), Reply::Engine(EngineReply::Loaded { .. })));
+}
+
+#[test]
+fn what_a_peer_has_lands_in_the_layout_and_what_is_here_is_copied_there() {
+    let running = Running::start(POOL);
+    let service = &running.service;
+    let (mut raw, memory) = Raw::engine(&running);
+    memory.write(128, &[b'x'; 64]).unwrap();
+    assert!(matches!(raw.ask(&save(&[(1, 1)])), Reply::Published { .. }));
+    let bytes: Vec<u8> = (b'a'..b'e').flat_map(|byte| [byte; 64]).collect();
+    let held = service.remote.lock().unwrap().insert(key_of(2), bytes);
+    assert_eq!(held, None);
+    let blocks = [(1, 3), (2, 0), (3, 2)];
+    let load = load_from(Source::Anywhere, true, &blocks);
+    let rank = EvictionRank::FIRST;
+    let loaded = |origin, in_place| LoadOutcome::Loaded { origin, rank, in_place };
+    let outcomes = vec![
+        loaded(BlockOrigin::Local, false),
+        loaded(BlockOrigin::Fetched, true),
+        LoadOutcome::NotFound,
+    ];
+    assert_eq!(raw.ask(&load), Reply::Engine(EngineReply::Loaded { outcomes }));
+    let mut here = [0; 1];
+    memory.read(3 * 128, &mut here).unwrap();
+    assert_eq!(&here, b"x");
+    for (at, byte) in [0, 512, 1024, 1536].into_iter().zip(b'a'..) {
+        memory.read(at, &mut here).unwrap();
+        assert_eq!(here, [byte]);
+    }
+    assert_eq!((service.pins(), service.occupied()), (0, 1), "the pool has the saved one alone");
+    // It is published, and the engine has to have it back.
+    let published = sentence(raw.ask(&load));
+    assert!(published.contains("block 0 is published in place"), "{published}");
+    assert_eq!(raw.ask(&withdraw(0, &[0, 3])), Reply::Done { count: 1 });
+    // Where no bytes of peers come into the layout they land in the pool.
+    service.reachable.store(false, Ordering::Relaxed);
+    let outcomes = vec![loaded(BlockOrigin::Fetched, false)];
+    let load = load_from(Source::Anywhere, true, &[(2, 0)]);
+    assert_eq!(raw.ask(&load), Reply::Engine(EngineReply::Loaded { outcomes }));
+    assert_eq!((service.pins(), service.occupied()), (0, 2));
 }
 
 #[test]

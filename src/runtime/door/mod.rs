@@ -42,7 +42,7 @@ use tokio::task::JoinSet;
 pub use engine::pools;
 pub use moving::{Batch, NotCopied};
 pub use service::{
-    DoorService, Imported, InPlace, Page, PoolHandle, Publish, ReserveError, Reserved,
+    DoorService, Imported, InPlace, NotLanded, Page, PoolHandle, Publish, ReserveError, Reserved,
 };
 pub use socket::BindError;
 

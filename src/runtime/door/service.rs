@@ -3,8 +3,8 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::layout::{BlockId, Layout};
-use crate::memory::{EngineMemory, ImportError, Mapping};
+use crate::layout::{BlockId, Layout, Segment};
+use crate::memory::{Checksum, EngineMemory, ImportError, Mapping};
 use crate::protocol::door::{
     AcquireOutcome, EvictedBlock, LayoutId, ListEntry, MemorySource, MovedBlock, PublishOutcome,
     Source,
@@ -60,6 +60,28 @@ pub struct Imported {
     pub memory: Vec<Arc<dyn EngineMemory>>,
 }
 
+impl Imported {
+    /// Whether all of the layout lies in memory like this.
+    pub fn lies_in(&self, like: impl Fn(&dyn EngineMemory) -> bool) -> bool {
+        self.layout.tensors().iter().all(|tensor| {
+            let memory = self.memory.get(usize::from(tensor.allocation.0));
+            memory.is_some_and(|memory| like(&**memory))
+        })
+    }
+
+    /// The checksum of the logical bytes of a block where they lie; `None` where they are not in host
+    /// memory.
+    #[must_use]
+    pub fn checksum(&self, block: BlockId) -> Option<u64> {
+        let mut sum = Checksum::default();
+        for Segment { allocation, offset, len } in self.layout.segments(block) {
+            let memory = self.memory.get(usize::from(allocation.0))?.host()?;
+            sum.add(memory, offset, len.into()).ok()?;
+        }
+        Some(sum.value())
+    }
+}
+
 /// A block to make visible where it lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InPlace {
@@ -69,6 +91,15 @@ pub struct InPlace {
     pub block: BlockId,
     /// XXH3-64 of its logical bytes.
     pub checksum: u64,
+}
+
+/// Why blocks do not land in a layout. Each has a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotLanded {
+    /// These blocks must not be written to now.
+    InUse(String),
+    /// There is no way for peers' bytes into this layout: they land in the pools, and are copied.
+    NoWay(String),
 }
 
 /// A page of residents.
@@ -151,13 +182,14 @@ pub trait DoorService: Send + Sync + 'static {
         pulled: bool,
     ) -> Vec<PublishOutcome>;
 
-    /// One of these blocks that its client has published in place and not had back.
-    fn find_in_place(
+    /// Why one of these blocks must not be written to now, in a sentence: its client has published it in
+    /// place and not had it back, or a load lands there.
+    fn in_use(
         &self,
         client: &Self::Client,
         layout: LayoutId,
         blocks: &[MovedBlock],
-    ) -> Option<BlockId>;
+    ) -> Option<String>;
 
     /// Takes blocks back that were published in place. Done when nobody can read them any more; how
     /// many of them were published.
@@ -181,6 +213,20 @@ pub trait DoorService: Send + Sync + 'static {
         hashes: Vec<BlockHash>,
         source: Source,
     ) -> impl Future<Output = Vec<AcquireOutcome>> + Send;
+
+    /// As [`Self::acquire`], but what comes from peers lands in a layout of the client, at the place that
+    /// each block names, and is published there: its extent names the layout and the block. What is here
+    /// already, and what somebody else is fetching, is where it is.
+    ///
+    /// # Errors
+    /// [`NotLanded`]; nothing was done then.
+    fn land(
+        self: Arc<Self>,
+        client: Arc<Self::Client>,
+        layout: (LayoutId, Arc<Imported>),
+        blocks: (Namespace, Vec<MovedBlock>),
+        source: Source,
+    ) -> impl Future<Output = Result<Vec<AcquireOutcome>, NotLanded>> + Send;
 
     /// Gives pins back, one per entry.
     fn release(&self, holds: &[ResidentId]);

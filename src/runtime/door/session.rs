@@ -234,11 +234,9 @@ impl<S: DoorService> Session<S> {
             Err(reply) => return Some(reply),
         };
         if purpose == Purpose::Load
-            && let Some(BlockId(block)) = self.service.find_in_place(&self.client, *layout, blocks)
+            && let Some(why) = self.service.in_use(&self.client, *layout, blocks)
         {
-            return Some(refused(&format!(
-                "block {block} is published in place and cannot be loaded into: withdraw it first"
-            )));
+            return Some(refused(&why));
         }
         let (service, client) = (Arc::clone(&self.service), Arc::clone(&self.client));
         self.start(async move {
@@ -246,8 +244,9 @@ impl<S: DoorService> Session<S> {
                 EngineRequest::Save { namespace, pulled, event, .. } => {
                     moving.after(event).save(service, namespace, pulled).await
                 }
-                EngineRequest::Load { namespace, source, .. } => {
-                    moving.load(service, namespace, source).await
+                EngineRequest::Load { namespace, source, in_place, .. } => {
+                    let client = in_place.then_some(client);
+                    moving.load((service, client), namespace, source).await
                 }
                 EngineRequest::Publish { namespace, pulled, event, .. } => {
                     moving.after(event).publish((service, client), namespace, pulled).await

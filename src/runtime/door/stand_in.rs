@@ -13,7 +13,9 @@ use rustix::fs::MemfdFlags;
 use tokio::sync::watch;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{DoorService, Imported, InPlace, Page, PoolHandle, Publish, ReserveError, Reserved};
+use super::{
+    DoorService, Imported, InPlace, NotLanded, Page, PoolHandle, Publish, ReserveError, Reserved,
+};
 use crate::event::BusyReason;
 use crate::layout::BlockId;
 use crate::limits::EXTENT_ALIGN;
@@ -30,10 +32,12 @@ use crate::types::{
 };
 
 mod gated;
+mod landed;
 mod running;
 
 pub(crate) use gated::Gate;
 use gated::Gated;
+use landed::LANDED;
 pub(crate) use running::Running;
 
 /// Ranges in use, by where they begin.
@@ -302,14 +306,11 @@ impl DoorService for StandIn {
         stored
     }
 
-    fn find_in_place(
-        &self,
-        _client: &(),
-        layout: LayoutId,
-        blocks: &[MovedBlock],
-    ) -> Option<BlockId> {
+    fn in_use(&self, _client: &(), layout: LayoutId, blocks: &[MovedBlock]) -> Option<String> {
         let all = self.in_place.lock().unwrap();
-        blocks.iter().map(|moved| moved.block).find(|block| all.contains_key(&(layout, *block)))
+        let mut blocks = blocks.iter().map(|moved| moved.block);
+        let BlockId(block) = blocks.find(|block| all.contains_key(&(layout, *block)))?;
+        Some(format!("block {block} is published in place"))
     }
 
     async fn withdraw(
@@ -347,9 +348,29 @@ impl DoorService for StandIn {
             .collect()
     }
 
+    async fn land(
+        self: Arc<Self>,
+        _client: Arc<()>,
+        layout: (LayoutId, Arc<Imported>),
+        (namespace, blocks): (Namespace, Vec<MovedBlock>),
+        source: Source,
+    ) -> Result<Vec<AcquireOutcome>, NotLanded> {
+        if !self.reachable.load(Ordering::Relaxed) {
+            return Err(NotLanded::NoWay("no card reaches it".to_owned()));
+        }
+        let hashes = blocks.iter().map(|moved| moved.hash).collect();
+        let mut outcomes = Arc::clone(&self).acquire(namespace, hashes, Source::Here).await;
+        for (outcome, moved) in outcomes.iter_mut().zip(&blocks) {
+            if *outcome == AcquireOutcome::NotFound && source != Source::Here {
+                *outcome = self.land_one(&layout, &namespace, moved);
+            }
+        }
+        Ok(outcomes)
+    }
+
     fn release(&self, holds: &[ResidentId]) {
         let mut blocks = self.blocks.lock().unwrap();
-        for hold in holds {
+        for hold in holds.iter().filter(|hold| **hold != LANDED) {
             let block = blocks.values_mut().find(|block| block.id == *hold);
             block.unwrap().pins -= 1;
         }

@@ -88,7 +88,7 @@ impl Scene {
         };
         let pool = HostPool::create(&options).map_err(CliError::failed)?;
         let devices =
-            EngineDevices::new(Arc::clone(device.driver()), &[Arc::clone(pool.mapping())])
+            EngineDevices::new(Arc::clone(device.driver()), &[Arc::clone(pool.mapping())], None)
                 .map_err(CliError::failed)?;
         let imported = Exporter::start(run, bytes).and_then(|exporter| {
             let source = MemorySource::CudaIpc { device: uuid(device), handle: exporter.handle };

@@ -14,6 +14,9 @@ use crate::tcp::{TcpConfig, TcpFabric};
 use crate::types::NodeId;
 use crate::verbs::{PollMode, Posts, VerbsConfig, VerbsFabric};
 
+/// Why a fabric that is measured has no shared memory beside it.
+const NOT_MEASURED: &str = "--transport names another one";
+
 /// The device, on each end by itself.
 #[derive(Debug, Clone, Default, Args)]
 pub struct DeviceArgs {
@@ -120,7 +123,8 @@ pub(super) fn tcp(
     streams: usize,
 ) -> Result<WithShm<TcpFabric>, CliError> {
     let fabric = TcpFabric::new(TcpConfig { listen, streams, ..TcpConfig::default() });
-    WithShm::new(fabric.map_err(CliError::failed)?, None, false).map_err(CliError::failed)
+    WithShm::new(fabric.map_err(CliError::failed)?, Err(NOT_MEASURED.to_owned()), false)
+        .map_err(CliError::failed)
 }
 
 /// Shared memory alone, beside a TCP fabric that has no connections, as a node has it. One that
@@ -134,7 +138,7 @@ pub(super) fn shm(
     let far = TcpFabric::new(config).map_err(CliError::failed)?;
     let config = ShmConfig { listen: node.map(ShmName::of_node), ..ShmConfig::default() };
     let near = ShmFabric::new(&config).map_err(CliError::failed)?;
-    WithShm::new(far, Some(near), true).map_err(CliError::failed)
+    WithShm::new(far, Ok(near), true).map_err(CliError::failed)
 }
 
 /// RDMA devices, and no shared memory.
@@ -152,5 +156,6 @@ pub(super) fn verbs(
         ..VerbsConfig::default()
     });
     let cannot = |error| CliError::failed(format!("--transport verbs cannot be had: {error}"));
-    WithShm::new(made.map_err(cannot)?, None, false).map_err(CliError::failed)
+    WithShm::new(made.map_err(cannot)?, Err(NOT_MEASURED.to_owned()), false)
+        .map_err(CliError::failed)
 }

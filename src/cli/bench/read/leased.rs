@@ -19,7 +19,7 @@ use crate::lease::LeaseConfig;
 use crate::memory::HostPool;
 use crate::peer::{
     FetchId, FetchOutcome, FetchRequest, Landing, LocalNode, Output, PeerConfig, Peers, Pressure,
-    Published, RequesterConfig,
+    Published, RequesterConfig, Wish,
 };
 use crate::policy::Policy;
 use crate::protocol::{Place, SecretKey};
@@ -168,7 +168,8 @@ impl<F: Wire> Reader<F> {
         let (id, now) = (FetchId(self.next), self.clock.now());
         self.next += 1;
         running.insert(id, now);
-        self.peers.fetch(FetchRequest { id, node: self.endpoint.node, namespace, hashes }, now);
+        let (node, wish) = (self.endpoint.node, Wish::anywhere(namespace, hashes));
+        self.peers.fetch(FetchRequest { id, node, wish }, now);
     }
 
     /// Goes on until a fetch is over.

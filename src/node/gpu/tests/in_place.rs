@@ -102,7 +102,7 @@ fn published(scene: &mut Scene, tensors: Vec<Tensor>) -> Vec<(Found, Vec<u8>)> {
         (scene.residency.store.insert(key, payload, origin, true).unwrap(), bytes)
     };
     let found = blocks.map(of).collect();
-    let staged = Some(Arc::new(Imported { layout, memory }));
+    let lies = Arc::new(Imported { layout, memory });
     scene.landing.serve(ServedLayout {
         pool: POOL,
         number: 1,
@@ -110,7 +110,9 @@ fn published(scene: &mut Scene, tensors: Vec<Tensor>) -> Vec<(Found, Vec<u8>)> {
         bytes: 0,
         regions: Vec::new(),
         tensors: Vec::new(),
-        staged,
+        in_host_memory: false,
+        lies,
+        places: Vec::new(),
     });
     found
 }

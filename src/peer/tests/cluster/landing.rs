@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::super::krate::fabric::{Region, RegionId, RegisteredSpan};
 use super::super::krate::layout::{AllocationId, BlockId, KvSplit, Layout, Tensor};
-use super::super::krate::memory::{HostPool, Reservation, checksum_bytes};
+use super::super::krate::memory::{Checksum, HostPool, Reservation, checksum_bytes};
 use super::super::krate::peer::{Landing, LentLayout, Published, Settled};
 use super::super::krate::policy::Origin;
 use super::super::krate::protocol::{Place, RegionEntry, TensorEntry};
@@ -21,45 +21,70 @@ use super::{STRIDED_BYTES, bytes_of, key_of};
 /// Extents that the peer core owns as destinations, by offset.
 type Owned = Rc<RefCell<BTreeMap<u64, u32>>>;
 
+/// What a destination lies in.
+#[derive(Debug)]
+enum Lies {
+    Pool(Reservation),
+    /// A place in the cache, which its asker has for it.
+    Cache(Extent, Arc<HostPool>),
+}
+
 /// A destination. What is given back is overwritten at once, as its next tenant would.
 #[derive(Debug)]
 pub(crate) struct Destination {
-    reservation: Option<Reservation>,
+    lies: Option<Lies>,
+    /// Where in the region, in order.
+    pieces: Vec<(u64, u32)>,
     owned: Owned,
     /// How often it was asked whether it has settled.
     asked: u32,
 }
 
 impl Destination {
+    fn new(lies: Lies, pieces: Vec<(u64, u32)>, owned: &Owned) -> Self {
+        owned.borrow_mut().extend(pieces.iter().copied());
+        Self { lies: Some(lies), pieces, owned: Rc::clone(owned), asked: 0 }
+    }
+
     fn extent(&self) -> Extent {
-        self.reservation.as_ref().unwrap().extent()
+        match self.lies.as_ref().unwrap() {
+            Lies::Pool(memory) => memory.extent(),
+            Lies::Cache(extent, _) => *extent,
+        }
     }
 
     /// The extent is a resident's from here on.
     fn hand_over(mut self) {
-        if let Some(reservation) = self.reservation.take() {
-            self.forget(reservation.extent());
-            let _resident = reservation.into_extent();
+        self.forget();
+        if let Some(Lies::Pool(memory)) = self.lies.take() {
+            let _resident = memory.into_extent();
         }
     }
 
-    fn forget(&self, extent: Extent) {
-        self.owned.borrow_mut().remove(&extent.offset);
+    fn forget(&self) {
+        let mut owned = self.owned.borrow_mut();
+        self.pieces.iter().for_each(|(at, _)| {
+            owned.remove(at);
+        });
     }
 }
 
 impl Drop for Destination {
     fn drop(&mut self) {
-        if let Some(reservation) = self.reservation.take() {
-            let extent = reservation.extent();
-            self.forget(extent);
-            scribble(reservation.pool(), extent);
-        }
+        let pool = match self.lies.take() {
+            Some(Lies::Pool(memory)) => Arc::clone(memory.pool()),
+            Some(Lies::Cache(_, pool)) => pool,
+            None => return,
+        };
+        self.forget();
+        scribble(&pool, &self.pieces);
     }
 }
 
-fn scribble(pool: &HostPool, extent: Extent) {
-    pool.write(extent, 0, &vec![0xee; extent.len as usize]).unwrap();
+fn scribble(pool: &HostPool, pieces: &[(u64, u32)]) {
+    for (offset, len) in pieces {
+        pool.mapping().write(*offset, &vec![0xee; *len as usize]).unwrap();
+    }
 }
 
 /// The number of the only layout.
@@ -151,7 +176,7 @@ impl TestLanding {
         let Evicted { key, payload, id, .. } = self.store.evict(MemoryKind::Host)?;
         let victim = before.iter().find(|view| view.id == id).unwrap();
         self.readers_of_evicted += u64::from(victim.requesters);
-        scribble(&self.pool, payload.extent);
+        scribble(&self.pool, &self.pieces(payload.extent));
         self.pool.release(payload.extent).unwrap();
         self.evicted += 1;
         self.fetched.remove(&id);
@@ -191,9 +216,9 @@ impl TestLanding {
         true
     }
 
-    /// Saves a block in pieces, as the block of this number of the cache.
+    /// The place of this block of the cache, in which blocks may lie and land from here on.
     #[allow(dead_code, reason = "simulations hold no blocks in pieces")]
-    pub(crate) fn save_in_pieces(&mut self, name: u16, block: u32) {
+    pub(crate) fn place_in_cache(&mut self, block: u32) -> Extent {
         if self.cache.is_none() {
             let memory = self.pool.reserve(&[8192]).unwrap().pop().unwrap();
             let tensor = cache_tensor(memory.extent().offset);
@@ -203,9 +228,14 @@ impl TestLanding {
             let tensors = vec![TensorEntry::from(&tensor)];
             self.cache = Some(Cache { layout, regions, tensors, _memory: memory });
         }
-        let bytes = bytes_of(name);
-        let extent =
-            Extent { pool: CACHE, offset: block.into(), len: u32::try_from(bytes.len()).unwrap() };
+        let len = u32::try_from(STRIDED_BYTES).unwrap();
+        Extent { pool: CACHE, offset: block.into(), len }
+    }
+
+    /// Saves a block in pieces, as the block of this number of the cache.
+    #[allow(dead_code, reason = "simulations hold no blocks in pieces")]
+    pub(crate) fn save_in_pieces(&mut self, name: u16, block: u32) {
+        let (bytes, extent) = (bytes_of(name), self.place_in_cache(block));
         let mut rest = bytes.as_slice();
         for (offset, len) in self.pieces(extent) {
             let (now, later) = rest.split_at(len as usize);
@@ -260,15 +290,20 @@ impl Landing for TestLanding {
             let Some(reservation) = self.place(*size) else {
                 return;
             };
-            self.owned.borrow_mut().insert(reservation.extent().offset, *size);
-            let owned = Rc::clone(&self.owned);
-            out.push(Destination { reservation: Some(reservation), owned, asked: 0 });
+            let pieces = vec![(reservation.extent().offset, *size)];
+            out.push(Destination::new(Lies::Pool(reservation), pieces, &self.owned));
         }
     }
 
+    fn land_at(&mut self, place: &Extent) -> Option<Destination> {
+        self.cache.as_ref()?;
+        let lies = Lies::Cache(*place, Arc::clone(&self.pool));
+        Some(Destination::new(lies, self.pieces(*place), &self.owned))
+    }
+
     fn spans(&self, memory: &Destination) -> impl Iterator<Item = RegisteredSpan> {
-        let Extent { offset, len, .. } = memory.extent();
-        std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
+        let region = self.region.id;
+        memory.pieces.iter().map(move |&(offset, len)| RegisteredSpan { region, offset, len })
     }
 
     fn settle(&mut self, memory: &mut Destination) -> Settled {
@@ -285,7 +320,11 @@ impl Landing for TestLanding {
     }
 
     fn checksum(&self, memory: &Destination) -> u64 {
-        self.pool.checksum(memory.extent()).unwrap()
+        let mut sum = Checksum::default();
+        for (offset, len) in &memory.pieces {
+            sum.add(self.pool.mapping(), *offset, (*len).into()).unwrap();
+        }
+        sum.value()
     }
 
     fn publish(
@@ -337,9 +376,7 @@ impl Landing for TestLanding {
     /// Whoever owns the memory overwrites it at once.
     fn removed(&mut self, removed: &Evicted) {
         let extent = removed.payload.extent;
-        for (offset, len) in self.pieces(extent) {
-            self.pool.mapping().write(offset, &vec![0xee; len as usize]).unwrap();
-        }
+        scribble(&self.pool, &self.pieces(extent));
         if extent.pool != CACHE {
             self.pool.release(extent).unwrap();
         }

@@ -8,13 +8,13 @@ use super::super::krate::fabric::{Access, EventBatch, Fabric, FabricEvent, ReadB
 use super::super::krate::limits::{PROBE_BYTES, WIDEN_LOOK};
 use super::super::krate::memory::{HostPool, PoolOptions};
 use super::super::krate::peer::{
-    FetchId, FetchRequest, Fetched, LocalNode, Output, Peers, WithdrawalId,
+    FetchId, FetchRequest, Fetched, LocalNode, Output, Peers, Wish, WithdrawalId,
 };
 use super::super::krate::policy::Policy;
 use super::super::krate::protocol::{Kind, RegionEntry, SecretKey, kind_of};
 use super::super::krate::sim::{Random, SimEndpoint, SimFabric, SimNetwork};
 use super::super::krate::store::{ResidentView, Store, StoreConfig};
-use super::super::krate::types::{NodeEpoch, PoolId, Timestamp};
+use super::super::krate::types::{Extent, NodeEpoch, PoolId, Timestamp};
 use super::landing::TestLanding;
 use super::ledger::Ledger;
 use super::{Log, Noise, Shape, block_of, bytes_of, endpoint, key_of, node_id, requester_id};
@@ -208,11 +208,21 @@ impl Member {
     }
 
     pub(crate) fn fetch(&mut self, from: usize, blocks: &[u16], now: Timestamp) -> FetchId {
+        self.fetch_into(from, (blocks, Vec::new()), now)
+    }
+
+    /// Fetches blocks that shall land in these places.
+    pub(crate) fn fetch_into(
+        &mut self,
+        from: usize,
+        (blocks, places): (&[u16], Vec<Extent>),
+        now: Timestamp,
+    ) -> FetchId {
         let id = FetchId(self.next_fetch);
         self.next_fetch += 1;
         let hashes = blocks.iter().map(|block| key_of(*block).hash).collect();
-        let (node, namespace) = (node_id(from), key_of(0).namespace);
-        self.peers.fetch(FetchRequest { id, node, namespace, hashes }, now);
+        let wish = Wish { namespace: key_of(0).namespace, hashes, places };
+        self.peers.fetch(FetchRequest { id, node: node_id(from), wish }, now);
         id
     }
 

@@ -106,6 +106,9 @@ pub enum EngineRequest {
         source: Source,
         /// Where to.
         layout: LayoutId,
+        /// Whether what comes from peers lands in the layout itself and is published there, where there
+        /// is a way for it: as by a `Publish`, until it is taken back by a `Withdraw`.
+        in_place: bool,
         /// The blocks, root first, no two of one number.
         blocks: Vec<MovedBlock>,
     },
@@ -192,6 +195,9 @@ pub enum LoadOutcome {
         origin: BlockOrigin,
         /// Its rank after this access.
         rank: EvictionRank,
+        /// Whether it is published where it lies, to be taken back before it is written to. Else it was
+        /// copied there.
+        in_place: bool,
     },
     /// Nobody who was asked holds it.
     NotFound,

@@ -190,9 +190,10 @@ impl EngineRequest {
                 writer.head(&EventWire::new(*event));
                 writer.list(blocks, most, MovedWire::new)
             }
-            Self::Load { namespace, source, layout, blocks } => {
+            Self::Load { namespace, source, layout, in_place, blocks } => {
                 writer.head(&AcquireWire::new(namespace, *source));
                 writer.head(&U16::new(layout.0));
+                writer.head(&u8::from(*in_place));
                 writer.list(blocks, most, MovedWire::new)
             }
             Self::Withdraw { layout, blocks } => {
@@ -234,6 +235,7 @@ impl EngineRequest {
                     namespace: head.namespace.get()?,
                     source: head.source()?,
                     layout: LayoutId(reader.head::<U16>()?.get()),
+                    in_place: flag(reader.head::<u8>()?, "in place")?,
                     blocks: reader.list_of(most, MovedWire::get)?,
                 })
             }),
@@ -266,9 +268,10 @@ struct LoadedWire {
 impl LoadedWire {
     fn new(outcome: &LoadOutcome) -> Self {
         let status = match *outcome {
-            LoadOutcome::Loaded { origin, rank } => {
+            LoadOutcome::Loaded { origin, rank, in_place } => {
+                let status = if in_place { 4 } else { 0 };
                 let detail = u8::from(origin == BlockOrigin::Fetched);
-                return Self { status: 0, detail, rank: rank.get() };
+                return Self { status, detail, rank: rank.get() };
             }
             LoadOutcome::NotFound => 1,
             LoadOutcome::Busy(reason) => {
@@ -281,12 +284,12 @@ impl LoadedWire {
 
     fn get(&self) -> Result<LoadOutcome, DecodeError> {
         Ok(match (self.status, self.detail, self.rank) {
-            (0, origin, byte) => {
+            (status @ (0 | 4), origin, byte) => {
                 let origin = match flag(origin, "origin")? {
                     true => BlockOrigin::Fetched,
                     false => BlockOrigin::Local,
                 };
-                LoadOutcome::Loaded { origin, rank: rank(byte)? }
+                LoadOutcome::Loaded { origin, rank: rank(byte)?, in_place: status == 4 }
             }
             (1, 0, 0) => LoadOutcome::NotFound,
             (2, reason, 0) => LoadOutcome::Busy(busy_reason(reason)?),

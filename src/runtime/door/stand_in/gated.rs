@@ -47,6 +47,10 @@ impl EngineMemory for Gated {
         Ok(Box::new(GatedCopier(self.0.copier()?, Arc::clone(&self.1))))
     }
 
+    fn host(&self) -> Option<&Arc<Mapping>> {
+        self.0.host()
+    }
+
     fn registrable(&self) -> Registrable {
         self.0.registrable()
     }
