@@ -317,7 +317,7 @@ impl<L: Landing> Peers<L> {
             }
             // An acceptor may refuse what follows from our proof when we are up already.
             Message::Goodbye { .. } | Message::Reject { .. } => self.close(on, Scope::Peer),
-            Message::Widen => self.widening.ask(remote.node),
+            Message::Widen => self.widening.ask(remote.node, now),
             Message::Hello(_)
             | Message::Beside(_)
             | Message::Welcome { .. }

@@ -49,9 +49,8 @@ struct Pace {
 }
 
 impl Pace {
-    const fn new() -> Self {
-        let (wanted, asked, next) = (None, false, Timestamp::ZERO);
-        Self { wanted, asked, next, pause: limits::WIDEN_PAUSE }
+    const fn new(now: Timestamp) -> Self {
+        Self { wanted: None, asked: false, next: now, pause: limits::WIDEN_PAUSE }
     }
 
     /// Notes whether a wider connection could be had; whether to try one now. `spread` is this peer's
@@ -80,9 +79,9 @@ impl Pace {
         (self.wanted, self.asked) = (None, false);
     }
 
-    /// Whether it says as much as a new one would.
+    /// Whether it is of no use any more: it says as much as a new one would, or its peer is gone.
     fn is_stale(&self, now: Timestamp) -> bool {
-        self.wanted.is_none() && !self.asked && now.since(self.next) >= limits::WIDEN_PAUSE_MAX
+        now.since(self.due().unwrap_or(self.next)) >= limits::WIDEN_PAUSE_MAX
     }
 }
 
@@ -112,8 +111,8 @@ impl Widenings {
     }
 
     /// A peer says that its connection could be wider.
-    pub(super) fn ask(&mut self, node: NodeId) {
-        self.paces.entry(node).or_insert_with(Pace::new).asked = true;
+    pub(super) fn ask(&mut self, node: NodeId, now: Timestamp) {
+        self.paces.entry(node).or_insert_with(|| Pace::new(now)).asked = true;
     }
 
     /// The connection to `node` on which something may be asked.
@@ -155,7 +154,7 @@ impl<L: Landing> Peers<L> {
                 continue;
             }
             let spread = self.spread(node);
-            let pace = self.widening.paces.entry(node).or_insert_with(Pace::new);
+            let pace = self.widening.paces.entry(node).or_insert_with(|| Pace::new(now));
             // Only whoever opened the connection can be asked.
             pace.asked &= ours;
             if !pace.look(could, spread, now) {
@@ -355,21 +354,21 @@ mod tests {
 
     #[test]
     fn a_nic_that_flaps_is_waited_for_until_it_has_settled() {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(at(100));
         let settle = limits::WIDEN_SETTLE;
         assert!(!pace.look(true, 0, at(100)));
         assert_eq!(pace.due(), Some(at(100) + settle));
         assert!(!pace.look(false, 0, at(102)) && pace.due().is_none(), "it went down again");
         assert!(!pace.look(true, 0, at(104)) && !pace.look(true, 0, at(106)));
         assert!(pace.look(true, 0, at(104) + settle));
-        let mut other = Pace::new();
+        let mut other = Pace::new(at(104));
         assert!(!other.look(true, 128, at(104)));
         assert_eq!(other.due(), Some(at(104) + settle + limits::WIDEN_SPREAD / 2));
     }
 
     #[test]
     fn attempts_that_gain_nothing_become_rare_and_never_stop() {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(at(100));
         let tried = attempts(&mut pace, 100..4000);
         let gaps: Vec<u64> = tried.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(gaps.is_sorted(), "{gaps:?}");
@@ -379,7 +378,7 @@ mod tests {
 
     #[test]
     fn the_pause_shrinks_while_nothing_is_tried() {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(at(100));
         let tried = attempts(&mut pace, 100..400);
         let long = pace.pause;
         assert!(long >= Duration::from_secs(160), "{tried:?} {long:?}");
@@ -397,7 +396,7 @@ mod tests {
 
     #[test]
     fn what_a_peer_asks_for_is_tried_once() {
-        let mut pace = Pace::new();
+        let mut pace = Pace::new(at(1));
         pace.asked = true;
         assert!(!pace.look(false, 0, at(1)));
         assert!(pace.look(false, 0, at(1) + limits::WIDEN_SETTLE));
