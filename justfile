@@ -17,8 +17,8 @@ rxe *arguments:
     bash tests/rxe/run {{arguments}}
 
 # READs beside perftest's, on that device.
-rxe-compare *command:
-    bash bench/rxe/compare {{command}}
+perftest:
+    bash bench/peers/perftest
 
 # What a change must pass.
 ci:

@@ -9,27 +9,16 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use kvrail::event::{Event, EventSink};
-use kvrail::fabric::{Access, Fabric, Region, RegisteredSpan};
-use kvrail::health::BreakerConfig;
-use kvrail::lease::LeaseConfig;
-use kvrail::memory::{HostPool, PoolOptions, Reservation};
-use kvrail::peer::{
-    FetchOutcome, Landing, LocalNode, PeerConfig, Peers, Pressure, Published, RequesterConfig, Wish,
-};
-use kvrail::policy::{Origin, Policy};
-use kvrail::protocol::{Place, RegionEntry, SecretKey};
-use kvrail::runtime::clock::Clock;
-use kvrail::runtime::data::{self, DataHandle, DataJoin};
-use kvrail::runtime::in_place::InPlace;
-use kvrail::store::{Payload, Store, StoreConfig};
-use kvrail::types::{BlockHash, BlockKey, EvictionRank, Extent, NamespaceId, NodeId, PoolId};
+use kvrail::types::NodeId;
 use kvrail::verbs::VerbsFabric;
 use tokio::runtime::Runtime;
 
+use crate::member::{Blocks, Member, Watch};
 use crate::timed::{Asks, Detail, Mark, Marks, Timed, nanos};
 
-const NAMESPACE: NamespaceId = NamespaceId(7);
+/// The node of whoever lends, and of whoever reads.
 const HOLDER: NodeId = NodeId([1; 16]);
+const REQUESTER: NodeId = NodeId([2; 16]);
 
 /// Between two reads of a caller's.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -51,144 +40,36 @@ impl EventSink for Stopwatch {
     }
 }
 
-/// One pool, and the residents in it.
-struct Memory {
-    store: Arc<Store>,
-    pool: Arc<HostPool>,
-    region: Region,
-    asks: Arc<Asks>,
-}
-
-impl InPlace for Memory {}
-
-impl Landing for Memory {
-    type Memory = Reservation;
-
-    fn reserve(&mut self, sizes: &[u32], out: &mut Vec<Reservation>) {
-        self.pool.reserve_into(sizes, out).unwrap();
-    }
-
-    fn spans(&self, memory: &Reservation) -> impl Iterator<Item = RegisteredSpan> {
-        let Extent { offset, len, .. } = memory.extent();
-        std::iter::once(RegisteredSpan { region: self.region.id, offset, len })
-    }
-
-    fn checksum(&self, memory: &Reservation) -> u64 {
-        self.pool.checksum(memory.extent()).unwrap()
-    }
-
-    fn publish(
-        &mut self,
-        key: BlockKey,
-        memory: Reservation,
-        checksum: u64,
-        rank: EvictionRank,
-    ) -> Published {
-        let payload = Payload { extent: memory.into_extent(), checksum };
-        let origin = Origin::Fetched { source: rank };
+impl Watch for Arc<Asks> {
+    fn published(&self) {
         // The holder's answer is here: that was the end of a read.
-        self.asks.let_go();
-        Published::Stored(self.store.insert(key, payload, origin, true).unwrap())
-    }
-
-    fn remote(&self, extent: &Extent) -> Option<Place> {
-        self.region.remote(extent.offset, extent.len).map(Place::Span)
-    }
-
-    fn pause_ms(&self) -> u32 {
-        0
+        self.let_go();
     }
 }
 
-/// A node's data thread.
-struct Member {
-    handle: DataHandle<SocketAddr>,
-    thread: DataJoin,
+/// One of the two, timed.
+struct End {
+    member: Member<SocketAddr>,
     address: SocketAddr,
     watch: Arc<Stopwatch>,
     marks: Marks,
     asks: Arc<Asks>,
 }
 
-impl Member {
-    /// One that holds `blocks` blocks of `size` bytes, with room for as many more.
-    fn new(
-        mut fabric: VerbsFabric,
-        number: u8,
-        (blocks, size): (u32, u32),
-        detail: Detail,
-    ) -> Self {
-        let options = PoolOptions {
-            id: PoolId(0),
-            bytes: 2 * u64::from(blocks) * u64::from(size) + (1 << 20),
-            huge_pages: None,
-            lock: false,
-            numa_node: None,
-        };
-        let pool = HostPool::create(&options).unwrap();
-        let region = fabric.register(Arc::clone(pool.mapping()), Access::RemoteRead).unwrap();
-        let watch = Arc::new(Stopwatch::default());
-        let sink: Arc<dyn EventSink> = Arc::clone(&watch) as _;
-        let config = StoreConfig { capacity: 2 * blocks + 8, policy: Policy::default() };
-        let store = Arc::new(Store::new(config, Arc::clone(&sink)).unwrap());
-        for block in 0..blocks {
-            let memory = pool.reserve(&[size]).unwrap().pop().unwrap();
-            pool.write(memory.extent(), 0, &vec![number; size as usize]).unwrap();
-            let checksum = pool.checksum(memory.extent()).unwrap();
-            let payload = Payload { extent: memory.into_extent(), checksum };
-            let key = BlockKey { namespace: NAMESPACE, hash: hash(number, block) };
-            store.insert(key, payload, Origin::Saved { owners: None }, false).unwrap();
-        }
-        let clock = Clock::start();
-        let local = LocalNode {
-            node: NodeId([number; 16]),
-            epoch: clock.epoch(),
-            requester: format!("node-{number}").parse().unwrap(),
-            secret: SecretKey::derive(b""),
-            regions: vec![RegionEntry::from(&region)],
-            nonce_seed: [number; 32],
-        };
-        let requester = RequesterConfig {
-            lease_margin: Duration::from_secs(1),
-            transfer_timeout: Duration::from_secs(5),
-            answer_timeout: Duration::from_secs(5),
-        };
-        let peers = PeerConfig {
-            lease: LeaseConfig::default(),
-            requester,
-            pressure: Pressure::default(),
-            breaker: BreakerConfig::default(),
-        };
-        let (capabilities, address) = (fabric.capabilities(), fabric.local_addr().unwrap());
-        let peers = Peers::new(local, peers, capabilities, Arc::clone(&store), sink).unwrap();
-        let asks = Arc::<Asks>::default();
-        let landing = Memory { store, pool, region, asks: Arc::clone(&asks) };
+impl End {
+    fn new(fabric: VerbsFabric, node: NodeId, blocks: Blocks, detail: Detail) -> Self {
+        let (watch, asks) = (Arc::<Stopwatch>::default(), Arc::<Asks>::default());
+        let address = fabric.local_addr().unwrap();
         let (fabric, marks) = Timed::new(fabric, detail, Arc::clone(&asks));
-        let (handle, thread) = data::spawn(fabric, peers, landing, clock).unwrap();
-        Self { handle, thread, address, watch, marks, asks }
+        let sink: Arc<dyn EventSink> = Arc::clone(&watch) as _;
+        let member = Member::new(fabric, node, blocks, sink, Arc::clone(&asks));
+        Self { member, address, watch, marks, asks }
     }
 
     /// A wish for one of the holder's blocks.
     fn fetch(&self, holder: &Self, block: u32) -> impl Future<Output = ()> + Send + use<> {
-        let (handle, to) = (self.handle.clone(), holder.address);
-        async move {
-            let wish = Wish::anywhere(NAMESPACE, vec![hash(1, block)]);
-            let fetched = handle.fetch(HOLDER, to, wish).await;
-            let outcomes = fetched.unwrap().fetched.outcomes;
-            let fresh = matches!(outcomes[..], [FetchOutcome::Ready { fetched: true, .. }]);
-            assert!(fresh, "{outcomes:?}");
-        }
+        self.member.fetch((HOLDER, holder.address), block..block + 1)
     }
-
-    fn stop(self) {
-        self.handle.stop();
-        self.thread.join().unwrap().unwrap();
-    }
-}
-
-fn hash(number: u8, block: u32) -> BlockHash {
-    let [a, b, c, d] = block.to_le_bytes();
-    BlockHash::new(&[number, a, b, c, d]).unwrap()
 }
 
 /// Of one read, microseconds.
@@ -276,8 +157,8 @@ fn parts(requester: &[(u64, Mark)], holder: &[(u64, Mark)]) -> Option<Parts> {
 /// Two data threads, and the runtime that passes their answers on.
 struct Two {
     runtime: Runtime,
-    holder: Member,
-    requester: Member,
+    holder: End,
+    requester: End,
 }
 
 impl Two {
@@ -289,16 +170,17 @@ impl Two {
     ) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let entered = runtime.enter();
-        let holder = Member::new(holder, 1, (count, size), inner);
-        let requester = Member::new(requester, 2, (count, size), ends);
+        let of = |held| Blocks { held, most: count, size };
+        let holder = End::new(holder, HOLDER, of(count), inner);
+        let requester = End::new(requester, REQUESTER, of(0), ends);
         drop(entered);
         runtime.block_on(requester.fetch(&holder, 0));
         Self { runtime, holder, requester }
     }
 
     fn stop(self) {
-        self.requester.stop();
-        self.holder.stop();
+        self.requester.member.stop();
+        self.holder.member.stop();
     }
 }
 
@@ -326,7 +208,7 @@ pub(crate) fn latencies(
     drop(begun);
     requester.asks.let_go();
     // Its next poll finds that.
-    runtime.block_on(requester.handle.snapshot()).unwrap();
+    runtime.block_on(requester.member.handle.snapshot()).unwrap();
     while !requester.asks.are_over() {
         std::thread::sleep(LOOK);
     }

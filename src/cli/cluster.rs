@@ -2,8 +2,9 @@
 //!
 //! What `kvrail demo` runs, and the tests of real processes. Ports are chosen by the kernel and read
 //! from ready files. Everything goes with the [`Cluster`]: processes are told to stop, killed where
-//! they do not, and the directory is removed. A child also ends when the thread that started it
-//! does, so that a killed parent leaves none behind.
+//! they do not, and the directory is removed. A child is also killed when the thread that started it
+//! ends, so that a killed parent leaves none behind; the directory of such a one goes with the next
+//! cluster of that user.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,9 +16,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
-use tempfile::TempDir;
 
 use super::CliError;
+use super::scratch::Scratch;
 use crate::client::Client;
 use crate::runtime::deadline::Deadline;
 
@@ -45,7 +46,7 @@ pub struct Addresses {
 #[derive(Debug)]
 pub struct Cluster {
     binary: PathBuf,
-    directory: TempDir,
+    directory: Scratch,
 }
 
 impl Cluster {
@@ -54,7 +55,7 @@ impl Cluster {
     /// # Errors
     /// [`CliError::Failed`] where no temporary directory can be made.
     pub fn new(binary: impl Into<PathBuf>) -> Result<Self, CliError> {
-        let directory = TempDir::with_prefix("kvrail-").map_err(|error| {
+        let directory = Scratch::new().map_err(|error| {
             let place = std::env::temp_dir();
             let error = io::Error::from(error.kind());
             CliError::failed(format!(
@@ -153,7 +154,7 @@ impl Cluster {
             .arg(std::process::id().to_string())
             .arg("--ready-file")
             .arg(&ready_file)
-            .stdin(Stdio::null())
+            .stdin(self.directory.empty_input().map_err(cannot)?)
             .stdout(Stdio::null())
             .stderr(File::create(&log).map_err(cannot)?)
             .spawn()

@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::CliError;
+use super::{CliError, say};
 use crate::client::{Client, ClientError};
-use crate::config;
+use crate::config::{self, Misspelt};
 use crate::runtime::deadline::Deadline;
 use crate::types::Scope;
 
@@ -32,7 +32,17 @@ pub struct DoorArgs {
 
 impl DoorArgs {
     pub(super) fn connect(&self) -> Result<Client, CliError> {
-        let path = self.socket.clone().unwrap_or_else(config::default_socket);
+        let path = self.socket.clone().unwrap_or_else(|| {
+            for Misspelt { variable, .. } in
+                config::misspelt().iter().filter(|found| found.meant == config::SOCKET_VARIABLE)
+            {
+                say(format_args!(
+                    "{variable} does nothing: {} is the variable",
+                    config::SOCKET_VARIABLE
+                ));
+            }
+            config::default_socket()
+        });
         Ok(Client::connect_within(&path, self.timeout)?)
     }
 }

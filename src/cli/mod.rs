@@ -17,6 +17,7 @@ pub mod ls;
 mod process;
 pub mod put;
 mod registry;
+mod scratch;
 mod serve;
 mod sink;
 pub mod stat;

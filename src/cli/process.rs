@@ -16,17 +16,24 @@ use tracing_subscriber::EnvFilter;
 
 use super::CliError;
 use super::sink::hidden_in;
-use crate::config::ProcessConfig;
+use crate::config::{Misspelt, ProcessConfig, misspelt};
 use crate::runtime::deadline::Deadline;
-use crate::sys::process::{self, DeathSignal};
+use crate::sys::process;
+
+/// Exit code of a process that an interrupt ended, as shells count it.
+pub(super) const INTERRUPTED: u8 = 130;
 
 /// How long a signal may take from the children's end to our note of it.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// How long after a signal another one is the same: timeout(1) sends it to the process and to its group.
+const TWICE: Duration = Duration::from_millis(100);
+
 /// How often that note is looked at.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Sends logs to standard error, filtered by the configuration.
+/// Sends logs to standard error, filtered by the configuration. The first ones are about variables that do
+/// nothing and are likely meant for something.
 ///
 /// # Errors
 /// [`CliError::Failed`] where logs already go somewhere.
@@ -39,10 +46,14 @@ pub fn start_logging(process: &ProcessConfig) -> Result<(), CliError> {
         .log_internal_errors(false)
         .with_ansi(false)
         .try_init()
-        .map_err(CliError::failed)
+        .map_err(CliError::failed)?;
+    for Misspelt { variable, meant } in misspelt() {
+        tracing::warn!(%variable, "no setting has this name: is {meant} meant?");
+    }
+    Ok(())
 }
 
-/// Makes this process end when its parent does, where the configuration names that one. The kernel
+/// Has this process killed when its parent ends, where the configuration names that one. The kernel
 /// goes by the parent's thread that started this process: start children from a thread that lives as
 /// long as they may.
 ///
@@ -52,7 +63,7 @@ pub fn end_with_parent(process: &ProcessConfig) -> Result<(), CliError> {
     let Some(parent) = process.parent_death else {
         return Ok(());
     };
-    process::end_with_parent(parent, DeathSignal::Terminate).map_err(|error| {
+    process::end_with_parent(parent).map_err(|error| {
         CliError::failed(format!("the parent process {parent} is not there any more: {error}"))
     })
 }
@@ -190,12 +201,15 @@ impl Stop {
         }
     }
 
-    /// From now on a signal ends the process at once. Sockets and memory go with it.
-    pub(super) fn exit_on_second() {
-        tokio::spawn(async {
+    /// From soon after now on a signal ends the process at once, after `clean_up`. Memory and all but files
+    /// go with it.
+    pub(super) fn exit_on_second(clean_up: impl FnOnce() + Send + 'static) {
+        tokio::spawn(async move {
+            tokio::time::sleep(TWICE).await;
             if let Ok(stop) = Self::listen() {
                 stop.wait(std::future::pending()).await.ok();
-                std::process::exit(130);
+                clean_up();
+                std::process::exit(INTERRUPTED.into());
             }
         });
     }

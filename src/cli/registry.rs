@@ -66,7 +66,7 @@ async fn serve(config: RegistryConfig) -> Result<ExitCode, CliError> {
         })
         .await;
     drop(ready);
-    Stop::exit_on_second();
+    Stop::exit_on_second(|| ());
     stopping.send_replace(true);
     if !server.is_finished() {
         server.await.ok();

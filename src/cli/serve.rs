@@ -75,7 +75,8 @@ async fn serve(config: ServeConfig) -> Result<ExitCode, CliError> {
         }
         Err(error) => Err(error),
     };
-    Stop::exit_on_second();
+    let socket = Arc::clone(node.socket());
+    Stop::exit_on_second(move || socket.remove());
     node.shutdown().await;
     stop_scrapes.send(()).ok();
     if let Some(scrapes) = scrapes {

@@ -57,12 +57,15 @@ impl<'a> Environment<'a> {
     }
 }
 
+/// The variable that names the local door's path to clients and to nodes.
+pub const SOCKET_VARIABLE: &str = "KVRAIL_SOCKET";
+
 /// The local door's path for a client that was given none: `KVRAIL_SOCKET`, else
 /// `$XDG_RUNTIME_DIR/kvrail.sock`, else `/run/kvrail.sock`.
 #[must_use]
 pub fn default_socket() -> PathBuf {
     let environment = Environment::process();
-    environment.get("KVRAIL_SOCKET").map_or_else(|| environment.door(), PathBuf::from)
+    environment.get(SOCKET_VARIABLE).map_or_else(|| environment.door(), PathBuf::from)
 }
 
 /// Settings of one process: every field is optional, and `over` fills the gaps from a lower layer.

@@ -5,11 +5,13 @@
 //! `lease-ttl` in the file, and one parser reads all three, so a value means the same wherever it
 //! stands. [`ServeConfig::load`] and [`RegistryConfig::load`] are the only ways to a configuration:
 //! what they return holds no contradiction, and what they refuse is refused with one sentence that
-//! names the settings. Nothing else in kvrail reads the environment.
+//! names the settings. Nothing else in kvrail reads the environment. What stands there under a name that is
+//! nearly a setting's does nothing, and [`misspelt`] tells of it.
 
 mod gpu;
 mod layers;
 mod lease;
+mod misspelt;
 mod registry;
 mod serve;
 mod settings;
@@ -21,8 +23,9 @@ use std::path::PathBuf;
 
 pub use gpu::GpuConfig;
 pub(crate) use layers::sentence;
-pub use layers::{Environment, default_socket};
+pub use layers::{Environment, SOCKET_VARIABLE, default_socket};
 pub use lease::LeaseConfig;
+pub use misspelt::{Misspelt, misspelt};
 pub use registry::{RegistryConfig, RegistrySettings};
 pub use serve::{DoorConfig, MemoryConfig, PeerConfig, ServeConfig, StoreConfig};
 pub use settings::ServeSettings;

@@ -57,7 +57,7 @@ use crate::runtime::announce::{
 };
 use crate::runtime::clock::Clock;
 use crate::runtime::data::{self, DataHandle, DataJoin};
-use crate::runtime::door::Door;
+use crate::runtime::door::{Door, SocketFile};
 use crate::runtime::reclaim::Reclaimer;
 use crate::sim::fault::Faulty;
 use crate::store::{Store, StoreConfig};
@@ -115,6 +115,7 @@ pub struct Node {
     listen: SocketAddr,
     stop_door: oneshot::Sender<()>,
     door: tokio::task::JoinHandle<()>,
+    socket: Arc<SocketFile>,
     announcer: Announcer,
     reclaimer: Reclaimer,
     data: DataJoin,
@@ -156,6 +157,7 @@ impl Node {
     ) -> Result<Self, NodeError> {
         // First, so that a second node at the same place takes no memory.
         let door = Door::bind(&options.socket, options.socket_mode)?;
+        let socket = door.file();
         let (residency, gpu) = residency(&options, clock, Arc::clone(&sink))?;
         let reclaimer = Reclaimer::spawn(Arc::clone(&residency)).map_err(NodeError::Thread)?;
         let served = served(&options, &residency)?;
@@ -220,7 +222,8 @@ impl Node {
         });
         let door = tokio::spawn(serving);
         let lease_ttl = options.lease.ttl;
-        Ok(Self { inner, listen, stop_door, door, announcer, reclaimer, data: thread, lease_ttl })
+        let data = thread;
+        Ok(Self { inner, listen, stop_door, door, socket, announcer, reclaimer, data, lease_ttl })
     }
 
     /// Where peers connect.
@@ -233,6 +236,12 @@ impl Node {
     #[must_use]
     pub fn inner(&self) -> &Arc<Inner> {
         &self.inner
+    }
+
+    /// The file of its door, for a process that ends without [`Self::shutdown`] being over.
+    #[must_use]
+    pub const fn socket(&self) -> &Arc<SocketFile> {
+        &self.socket
     }
 
     /// Ends when the node can serve no more, with what went wrong.

@@ -13,18 +13,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-/// What the kernel sends when the parent dies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeathSignal {
-    /// `SIGTERM`: the process may clean up.
-    Terminate,
-    /// `SIGKILL`.
-    Kill,
-}
-
-/// Asks the kernel to end this process when its parent ends, so that no child of a demo or a test
-/// stays behind, however the parent died. Meant for the child's start, or for `pre_exec`: it makes
-/// two system calls and allocates nothing.
+/// Asks the kernel to kill this process when its parent ends, so that no child of a demo or a test
+/// stays behind, however the parent died: not one that is stopped, either, nor one that would end in good
+/// order, and wait for others. Meant for the child's start: it makes two system calls.
 ///
 /// The kernel takes the *thread* that made this process for the parent; make children from a thread
 /// that lives as long as they should.
@@ -32,12 +23,8 @@ pub enum DeathSignal {
 /// # Errors
 /// `ESRCH` where the parent is not, or no longer, the process `parent`: it died before the kernel was
 /// asked, and the caller should exit. Else what `prctl` answers.
-pub fn end_with_parent(parent: u32, signal: DeathSignal) -> io::Result<()> {
-    let signal = match signal {
-        DeathSignal::Terminate => Signal::TERM,
-        DeathSignal::Kill => Signal::KILL,
-    };
-    set_parent_process_death_signal(Some(signal))?;
+pub fn end_with_parent(parent: u32) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     let now = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
     if now == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
 }
@@ -104,7 +91,7 @@ mod tests {
     )]
     fn a_child_ends_with_its_parent() {
         if std::env::var_os(CHILD).is_some() {
-            end_with_parent(std::os::unix::process::parent_id(), DeathSignal::Kill).unwrap();
+            end_with_parent(std::os::unix::process::parent_id()).unwrap();
             println!("armed");
             let read = io::stdin().read(&mut [0]);
             panic!("the parent's death went unnoticed: {read:?}");
@@ -157,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_parent_that_is_not_ours_is_told() {
-        let error = end_with_parent(0, DeathSignal::Terminate).unwrap_err();
+        let error = end_with_parent(0).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
         set_parent_process_death_signal(None).unwrap();
     }

@@ -29,16 +29,18 @@ impl StandIn {
     /// A driver as it is without a control file; `None` where nothing can be compiled, which is said
     /// once, and fails where the variable `CI` is set.
     pub(crate) fn new() -> Option<Self> {
-        static COMPILED: OnceLock<Option<TempDir>> = OnceLock::new();
-        let compiled = COMPILED.get_or_init(|| compile(&[])).as_ref()?;
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::copy(compiled.path().join(NAME), directory.path().join(NAME)).unwrap();
-        Some(Self { directory })
+        // Its bytes alone: nobody would remove a file of a static's.
+        static COMPILED: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+        let bytes = || compile(&[]).map(|whole| std::fs::read(whole.library()).unwrap());
+        let compiled = COMPILED.get_or_init(bytes).as_ref()?;
+        let standin = Self { directory: tempfile::tempdir().unwrap() };
+        std::fs::write(standin.library(), compiled).unwrap();
+        Some(standin)
     }
 
     /// A driver that lacks these functions.
     pub(crate) fn without(symbols: &[&str]) -> Option<Self> {
-        Some(Self { directory: compile(symbols)? })
+        compile(symbols)
     }
 
     /// The library.
@@ -81,7 +83,7 @@ impl StandIn {
 }
 
 #[expect(clippy::disallowed_methods, reason = "CI sets a variable; there nothing may be skipped")]
-fn compile(without: &[&str]) -> Option<TempDir> {
+fn compile(without: &[&str]) -> Option<StandIn> {
     if let Err(error) = Command::new("cc").arg("--version").output() {
         let reason = format!("there is no C compiler, cc: {error}");
         assert!(std::env::var_os("CI").is_none(), "{reason}");
@@ -90,17 +92,17 @@ fn compile(without: &[&str]) -> Option<TempDir> {
         std::io::stderr().write_all(line.as_bytes()).unwrap();
         return None;
     }
-    let directory = tempfile::tempdir().unwrap();
+    let standin = StandIn { directory: tempfile::tempdir().unwrap() };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let compiled = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
         .args(["-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,-soname,libcuda.so.1"])
         .args(without.iter().map(|symbol| format!("-D{symbol}=absent_{symbol}")))
         .arg("-o")
-        .arg(directory.path().join(NAME))
+        .arg(standin.library())
         .args(SOURCES.map(|source| root.join(source)))
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    Some(directory)
+    Some(standin)
 }

@@ -180,6 +180,13 @@ fn the_store_is_measured_beside_the_mutexed_ranks() {
     assert!(baselines.all(|row| row["ratio"] == 1.0 || row["median"] == 0.0));
 }
 
+/// Whoever measures memory in a child of its own may be killed before the child has come up.
+#[test]
+fn a_child_whose_parent_is_gone_measures_nothing() {
+    let output = bench(&["store", "--quick", "--resident", "kvrail", "--parent-death", "4194305"]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+}
+
 #[test]
 fn the_registry_is_measured_beside_a_plain_loop_over_redis() {
     let scratch = temporary();
@@ -293,7 +300,8 @@ fn reads_of_another_host_are_measured_and_neighbours_share_a_read() {
     let cluster: Cluster = cluster();
     let ready = cluster.path().join("ready");
     let mut hold = Command::new(BINARY)
-        .args(["bench", "hold", "--listen", "127.0.0.1:0", "--ready-file"])
+        .args(["bench", "hold", "--listen", "127.0.0.1:0"])
+        .args(["--parent-death", &std::process::id().to_string(), "--ready-file"])
         .arg(&ready)
         .env_clear()
         .spawn()

@@ -100,6 +100,8 @@ fn a_lease_that_nobody_ends_keeps_a_leaving_node_until_its_deadline() {
 fn a_second_signal_ends_a_leaving_node_at_once() {
     Scene::start("3600s").leave_while_lending(|holder, _at_holder| {
         until("it is leaving", || holder.said().contains("stopping"));
+        let socket = holder.addresses().unwrap().socket.clone().unwrap();
+        assert!(socket.exists(), "its door is open until its leases have ended");
         let mut status = None;
         until("it ends", || {
             holder.signal(Signal::TERM);
@@ -107,5 +109,23 @@ fn a_second_signal_ends_a_leaving_node_at_once() {
             status.is_some()
         });
         assert_eq!(status.unwrap().code(), Some(130));
+        assert!(!socket.exists(), "nobody else would remove it");
     });
+}
+
+/// What a killed node leaves behind keeps nobody from its place.
+#[test]
+fn a_node_takes_the_socket_of_a_killed_one_over() {
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let mut killed = cluster.node("node", address, &[]).unwrap();
+    let socket = killed.addresses().unwrap().socket.clone().unwrap();
+    killed.kill();
+    assert!(socket.exists());
+    let next = cluster.node("node", address, &[]).unwrap();
+    assert_eq!(next.addresses().unwrap().socket.as_ref(), Some(&socket));
+    next.client().unwrap().stat().unwrap();
+    drop(next);
+    assert!(!socket.exists());
 }

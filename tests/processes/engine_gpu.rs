@@ -4,7 +4,6 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsFd;
-use std::process::Child;
 use std::sync::Arc;
 
 use kvrail::cli::cluster::{Cluster, Process};
@@ -24,8 +23,8 @@ use crate::engine_memory::{
     BLOCK, BLOCKS, BYTES, CACHE_LEN, at, blocks, by_blocks, by_layers, loaded, moved_bytes,
 };
 use crate::support::{
-    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id,
-    read, save, test_process, until, write_script,
+    BINARY, Blocks, Counts, PATIENCE, TestProcess, assert_at_rest, assert_rank, is_lending,
+    namespace, node_id, read, save, until, write_script,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -265,13 +264,13 @@ const BY_DESCRIPTOR: &str = "KVRAIL_TEST_GPU_ENGINE_BY_DESCRIPTOR";
 /// Sets of blocks that a child saves over and over.
 const ROUNDS: u32 = 3;
 
-fn engine_process(node: &Process, standin: &StandIn, by: By) -> Child {
+fn engine_process(node: &Process, standin: &StandIn, by: By) -> TestProcess {
     let (door, library) = (node.addresses().unwrap().socket.clone().unwrap(), standin.library());
     let mut told = vec![(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
     if by == By::Descriptor {
         told.push((BY_DESCRIPTOR, OsStr::new("yes")));
     }
-    test_process("engine_gpu::an_engine_for_ever", &told)
+    TestProcess::start("engine_gpu::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of the test below run.
@@ -281,6 +280,7 @@ fn an_engine_for_ever() {
     let (Some(door), Some(library)) = (std::env::var_os(DOOR), std::env::var_os(LIBRARY)) else {
         return;
     };
+    TestProcess::begin();
     let client = Client::connect(std::path::Path::new(&door)).unwrap();
     let gpu = Gpu::new(library);
     let by = match std::env::var_os(BY_DESCRIPTOR) {
@@ -310,8 +310,7 @@ fn killed_in_the_middle(standin: &StandIn, node: &Process, copy: &str) {
     // Wherever it is by now: from here on no copy ends before the engine does.
     standin.control(&format!("{copy} hold 1"));
     until("a copy is under way", || logged("call") > logged("ran"));
-    engine.kill().unwrap();
-    engine.wait().unwrap();
+    engine.kill();
     standin.control("");
 }
 
@@ -362,8 +361,7 @@ fn a_peer_reads_on_when_the_engine_that_saved_has_died() {
     let counts = std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &first, from));
         until("the holder lends", || is_lending(&at_holder));
-        engine.kill().unwrap();
-        engine.wait().unwrap();
+        engine.kill();
         standin.control("");
         reading.join().unwrap()
     });
@@ -401,8 +399,7 @@ fn killed(by: By) {
             read(&client, &first, Source::Here) == Counts::all_ready(first.len())
         });
         until("the engine's memory is open in the node", || device_memory(&node) > 0);
-        engine.kill().unwrap();
-        engine.wait().unwrap();
+        engine.kill();
         assert_at_rest("node", &client);
         until("the engine's memory is let go", || device_memory(&node) == 0);
         for number in 0..ROUNDS {

@@ -4,7 +4,6 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 
 use kvrail::cli::cluster::Process;
 use kvrail::client::{Client, ClientError, ImportedLayout};
@@ -15,8 +14,8 @@ use kvrail::protocol::door::{
 };
 
 use crate::support::{
-    Blocks, Counts, OVER_SHM, assert_at_rest, assert_at_rest_over, assert_rank, cluster,
-    holder_and_reader, namespace, node_id, read, test_process, transport, until,
+    Blocks, Counts, OVER_SHM, TestProcess, assert_at_rest, assert_at_rest_over, assert_rank,
+    cluster, holder_and_reader, namespace, node_id, read, transport, until,
 };
 
 /// Logical bytes of a block.
@@ -265,10 +264,10 @@ const DOES: &str = "KVRAIL_TEST_ENGINE_DOES";
 const ROUNDS: u32 = 3;
 
 /// A child process that is an engine.
-fn engine_process(node: &Process, does: &str) -> Child {
+fn engine_process(node: &Process, does: &str) -> TestProcess {
     let door: PathBuf = node.addresses().unwrap().socket.clone().unwrap();
     let told = [(DOOR, door.as_os_str()), (DOES, OsStr::new(does))];
-    test_process("engine_memory::an_engine_for_ever", &told)
+    TestProcess::start("engine_memory::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of the test below run.
@@ -276,6 +275,7 @@ fn engine_process(node: &Process, does: &str) -> Child {
 #[expect(clippy::disallowed_methods, reason = "the parent says by variables what a child is to do")]
 fn an_engine_for_ever() {
     let (Some(door), Some(does)) = (std::env::var_os(DOOR), std::env::var_os(DOES)) else { return };
+    TestProcess::begin();
     let client = Client::connect(Path::new(&door)).unwrap();
     let engine = Engine::new(&client, &by_layers());
     // All rounds fit into the pool: nothing that the parent looks for is evicted.
@@ -314,8 +314,7 @@ fn nothing_of_a_killed_engine_stays_and_what_it_saved_is_whole() {
         });
         until("both caches are there", || caches(&holder) == 1 && caches(&reader) == 2);
         for engine in [&mut saving, &mut loading] {
-            engine.kill().unwrap();
-            engine.wait().unwrap();
+            engine.kill();
         }
         for (moved, want) in moved.iter().zip(&first.bytes) {
             assert!(peer.bytes(moved.block) == *want, "{moved:?}");

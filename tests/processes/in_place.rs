@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::thread;
 
 use kvrail::cli::cluster::Process;
@@ -14,9 +13,9 @@ use rustix::process::Signal;
 
 use crate::engine_memory::{BLOCKS, Engine, at, blocks, by_blocks, by_layers, caches, loaded};
 use crate::support::{
-    Blocks, Counts, IMPATIENT, OVER_SHM, PATIENCE, assert_at_rest, assert_at_rest_over,
-    assert_rank, cluster, holder_and_reader, is_lending, namespace, node_id, read, save,
-    test_process, transport, until, until_stopped,
+    Blocks, Counts, IMPATIENT, OVER_SHM, PATIENCE, TestProcess, assert_at_rest,
+    assert_at_rest_over, assert_rank, cluster, holder_and_reader, is_lending, namespace, node_id,
+    read, save, transport, until, until_stopped,
 };
 
 /// Blocks that lie in engines' memory, and layouts that these may lie in.
@@ -218,14 +217,16 @@ fn blocks_that_are_taken_back_and_overwritten_while_peers_read_are_never_read_wr
             began.send(turn).unwrap();
             if turn == 0 {
                 // One set is read whole, so that the rest is not about nothing.
-                until("somebody reads", || at_one.stat().unwrap().residents.blocks >= 16);
+                let all = Counts::all_ready(set.len());
+                until("somebody reads", || read(&at_one, set, from) == all);
             }
             assert_eq!(writer.imported.withdraw(&numbers(&moved)).unwrap(), 16);
         }
         drop(began);
         reading.join().unwrap()
     });
-    assert!(reads.ready >= 16, "{reads:?}");
+    let answered = reads.ready + reads.not_found + reads.failed + reads.busy;
+    assert_eq!(answered, 2 * 16 * TURNS as usize, "{reads:?}");
     assert_eq!(in_place(&at_holder), (0, 1));
     for (name, client) in [("holder", &at_holder), ("one", &at_one), ("two", &at_two)] {
         assert_at_rest(name, client);
@@ -277,10 +278,10 @@ const DOOR: &str = "KVRAIL_TEST_IN_PLACE_DOOR";
 /// The name of the blocks that it keeps published.
 const NAME: &str = "KVRAIL_TEST_IN_PLACE_NAME";
 
-fn engine_process(node: &Process, name: &str) -> Child {
+fn engine_process(node: &Process, name: &str) -> TestProcess {
     let door: PathBuf = node.addresses().unwrap().socket.clone().unwrap();
     let told = [(DOOR, door.as_os_str()), (NAME, OsStr::new(name))];
-    test_process("in_place::an_engine_for_ever", &told)
+    TestProcess::start("in_place::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of the tests below run.
@@ -288,6 +289,7 @@ fn engine_process(node: &Process, name: &str) -> Child {
 #[expect(clippy::disallowed_methods, reason = "the parent says by variables what a child is to do")]
 fn an_engine_for_ever() {
     let (Some(door), Ok(name)) = (std::env::var_os(DOOR), std::env::var(NAME)) else { return };
+    TestProcess::begin();
     let client = Client::connect(Path::new(&door)).unwrap();
     let engine = Engine::new(&client, &by_layers());
     let kept = blocks(&name);
@@ -365,8 +367,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
         let outcomes = thread::scope(|scope| {
             let reading = scope.spawn(|| peer.imported.load(&namespace(), &moved, from).unwrap());
             until("it lends, or has lent", || is_lending(&at_holder) || reading.is_finished());
-            engine.kill().unwrap();
-            engine.wait().unwrap();
+            engine.kill();
             reading.join().unwrap()
         });
         for (moved, (outcome, want)) in moved.iter().zip(outcomes.iter().zip(&kept.bytes)) {
@@ -403,8 +404,7 @@ fn a_hanging_reader_keeps_no_memory_of_a_killed_engine() {
     thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &kept, from));
         until_stopped(&reader);
-        engine.kill().unwrap();
-        engine.wait().unwrap();
+        engine.kill();
         until("all of it is taken back", || in_place(&at_holder) == (0, 0));
         until("the cache is let go", || caches(&holder) == 0);
         reader.signal(Signal::CONT);

@@ -12,8 +12,8 @@ use crate::cuda_standin::StandIn;
 use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first};
 use crate::engine_memory::{BLOCK, at, blocks, by_layers};
 use crate::support::{
-    Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, holder_and_reader, is_lending,
-    namespace, node_id, read, save, test_process, transport, until,
+    Blocks, Counts, PATIENCE, TestProcess, assert_at_rest, assert_rank, holder_and_reader,
+    is_lending, namespace, node_id, read, save, transport, until,
 };
 
 /// Nodes whose peers on the same host come over the network: GPU memory cannot be mapped.
@@ -179,6 +179,7 @@ fn an_engine_for_ever() {
     let (Some(door), Some(library)) = (std::env::var_os(DOOR), std::env::var_os(LIBRARY)) else {
         return;
     };
+    TestProcess::begin();
     let client = Client::connect(Path::new(&door)).unwrap();
     let gpu = Gpu::new(library);
     let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
@@ -210,14 +211,13 @@ fn a_killed_engines_gpu_memory_is_closed_once_no_card_reads_it() {
     let told: [(&str, &OsStr); 2] = [(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
     let kept = blocks("kept");
     let from = Source::From(node_id(&at_holder));
-    let mut engine = test_process("in_place_gpu::an_engine_for_ever", &told);
+    let mut engine = TestProcess::start("in_place_gpu::an_engine_for_ever", &told);
     until("it has published", || at_holder.stat().unwrap().in_place.blocks == 16);
     assert!(at_holder.flush(PATIENCE).unwrap());
     let counts = std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&at_reader, &kept, from));
         until("it lends, or has lent", || is_lending(&at_holder) || reading.is_finished());
-        engine.kill().unwrap();
-        engine.wait().unwrap();
+        engine.kill();
         reading.join().unwrap()
     });
     assert_eq!(counts.ready + counts.failed + counts.not_found, kept.len(), "{counts:?}");

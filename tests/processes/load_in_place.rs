@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::thread;
 
 use kvrail::cli::cluster::Process;
@@ -13,9 +12,9 @@ use rustix::process::Signal;
 
 use crate::engine_memory::{BLOCKS, Engine, at, blocks, by_blocks, by_layers, caches};
 use crate::support::{
-    Blocks, Counts, IMPATIENT, OVER_SHM, PATIENCE, assert_at_rest, assert_at_rest_over,
-    assert_rank, cluster, holder_and_reader, namespace, node_id, read, save, stop, test_process,
-    transport, until,
+    Blocks, Counts, IMPATIENT, OVER_SHM, PATIENCE, TestProcess, assert_at_rest,
+    assert_at_rest_over, assert_rank, cluster, holder_and_reader, namespace, node_id, read, save,
+    stop, transport, until,
 };
 
 fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
@@ -208,10 +207,10 @@ fn a_place_that_a_load_may_land_in_is_nobody_elses() {
 const DOOR: &str = "KVRAIL_TEST_LOADING_DOOR";
 const NAME: &str = "KVRAIL_TEST_LOADING_NAME";
 
-fn engine_process(node: &Process, name: &str) -> Child {
+fn engine_process(node: &Process, name: &str) -> TestProcess {
     let door: PathBuf = node.addresses().unwrap().socket.clone().unwrap();
     let told = [(DOOR, door.as_os_str()), (NAME, OsStr::new(name))];
-    test_process("load_in_place::an_engine_for_ever", &told)
+    TestProcess::start("load_in_place::an_engine_for_ever", &told)
 }
 
 /// No test of its own: what the children of the tests below run.
@@ -219,6 +218,7 @@ fn engine_process(node: &Process, name: &str) -> Child {
 #[expect(clippy::disallowed_methods, reason = "the parent says by variables what a child is to do")]
 fn an_engine_for_ever() {
     let (Some(door), Ok(name)) = (std::env::var_os(DOOR), std::env::var(NAME)) else { return };
+    TestProcess::begin();
     let client = Client::connect(Path::new(&door)).unwrap();
     let engine = Engine::new(&client, &by_layers());
     let moved = at(&blocks(&name), |at| at);
@@ -241,8 +241,7 @@ fn nothing_stays_of_an_engine_that_is_killed_in_mid_load() {
     for _round in 0..ROUNDS {
         let mut engine = engine_process(&reader, "killed");
         until("blocks land", || held(&at_reader).0 > 0);
-        engine.kill().unwrap();
-        engine.wait().unwrap();
+        engine.kill();
         until("all of it is taken back", || held(&at_reader) == (0, true));
         until("the cache is let go", || caches(&reader) == 0);
         assert_eq!(
@@ -264,8 +263,7 @@ fn memory_that_reads_may_land_in_stays_after_its_engine_until_they_have_ended() 
     let mut engine = engine_process(&reader, "outlived");
     until("it loads", || held(&at_reader).0 > 0);
     stop(&holder);
-    engine.kill().unwrap();
-    engine.wait().unwrap();
+    engine.kill();
     holder.signal(Signal::CONT);
     until("all of it is taken back", || held(&at_reader) == (0, true));
     until("the cache is let go", || caches(&reader) == 0);

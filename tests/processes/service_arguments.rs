@@ -131,3 +131,43 @@ fn a_registry_that_cannot_be_is_refused() {
     registry(&["--ready-file", &format!("{absent}/ready")], "--ready-file");
     registry(&["now"], "now");
 }
+
+/// A slip of the pen in a variable's name would silently do nothing.
+#[test]
+fn a_variable_that_is_nearly_a_settings_is_told_of_once() {
+    let scene = Scene::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let of_a_cluster = [
+        ("KVRAIL_SERVICE_HOST", "10.0.0.1"),
+        ("KVRAIL_PORT", "tcp://10.0.0.1:9000"),
+        ("KVRAIL_PORT_9000_TCP", "tcp://10.0.0.1:9000"),
+        ("KVRAIL_REGISTRY_PORT", "tcp://10.0.0.2:7071"),
+    ];
+    let said = |arguments: &[&str], slips: &[(&str, &str)]| {
+        let output = Command::new(BINARY)
+            .args(arguments)
+            .env_clear()
+            .envs(of_a_cluster.iter().chain(slips).copied())
+            .output()
+            .unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let slips = [("KVRAIL_NODE_LEESE", "1s"), ("KVRAIL_GPU_POOl", "1GiB")];
+    let told = said(&["registry", "--listen", &address], &slips);
+    let lines: Vec<&str> = told.lines().collect();
+    let [pool, lease, refusal] = lines[..] else { panic!("{told}") };
+    assert!(pool.contains("KVRAIL_GPU_POOL") && pool.contains("KVRAIL_GPU_POOl"), "{told}");
+    assert!(lease.contains("KVRAIL_NODE_LEASE") && lease.contains("KVRAIL_NODE_LEESE"), "{told}");
+    assert!(refusal.starts_with("kvrail: --listen: "), "{told}");
+
+    // A client reads one variable, and tells of no other.
+    let nowhere = scene.path("nowhere");
+    let variables = [slips[0], ("KVRAIL_SOKET", "/a"), ("XDG_RUNTIME_DIR", nowhere.as_str())];
+    let told = said(&["stat"], &variables);
+    let [slip, refusal] = told.lines().collect::<Vec<_>>()[..] else { panic!("{told}") };
+    assert!(slip.contains("KVRAIL_SOKET") && slip.contains("KVRAIL_SOCKET"), "{told}");
+    assert!(refusal.contains("nowhere/kvrail.sock"), "{told}");
+    let told = said(&["stat", "--socket", &nowhere], &variables);
+    assert_eq!(told.lines().count(), 1, "{told}");
+}

@@ -75,15 +75,46 @@ pub(crate) fn stop(process: &Process) {
     until_stopped(process);
 }
 
-/// A child process that runs the test of this name alone, told by these variables what it is to do.
-pub(crate) fn test_process(name: &str, variables: &[(&str, &OsStr)]) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name])
-        .envs(variables.iter().copied())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+/// The variable by which a [`TestProcess`] knows its parent.
+const PARENT: &str = "KVRAIL_TEST_PARENT";
+
+/// A child process that runs one test alone. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct TestProcess(Child);
+
+impl TestProcess {
+    /// One that runs the test of this name, told by these variables what it is to do.
+    pub(crate) fn start(name: &str, variables: &[(&str, &OsStr)]) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .envs(variables.iter().copied())
+            .env(PARENT, std::process::id().to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// What the child does first: it ends with its parent, however that ends.
+    #[expect(clippy::disallowed_methods, reason = "the parent says by a variable who it is")]
+    pub(crate) fn begin() {
+        let parent = std::env::var(PARENT).unwrap().parse().unwrap();
+        kvrail::sys::process::end_with_parent(parent).unwrap();
+    }
+
+    /// As `kill -9`, and waits for its end.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for TestProcess {
+    fn drop(&mut self) {
+        // Where it was killed already there is nothing to end.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
 }
 
 /// Writes a program for a shell. A process of its own does so: were the file open for writing here, a

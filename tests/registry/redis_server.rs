@@ -90,7 +90,9 @@ impl RedisServer {
     pub(crate) fn restart(&mut self) {
         self.kill();
         let log = File::create(self.directory.path().join("log")).unwrap();
-        let mut command = Command::new("redis-server");
+        // It ends with the thread of the test, however that ends.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "redis-server"]);
         command.args(["--port", &self.port.number.to_string(), "--bind", "127.0.0.1"]);
         command.args(["--save", "", "--appendonly", "no"]);
         if let Some(bus) = &self.bus {

@@ -23,10 +23,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::CliError;
 use super::door::written;
-use super::process::{is_interrupted, watch_signals};
-
-/// Exit code of a process that an interrupt ended, as shells count it.
-const INTERRUPTED: u8 = 130;
+use super::process::{INTERRUPTED, is_interrupted, watch_signals};
 
 /// Arguments of `kvrail bench`.
 #[derive(Debug, Clone, Args)]

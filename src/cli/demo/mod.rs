@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 
 use super::CliError;
-use super::process::{is_interrupted, watch_signals};
+use super::process::{INTERRUPTED, is_interrupted, watch_signals};
 use crate::node::TransportChoice;
 
 /// Arguments of `kvrail demo`.
@@ -35,10 +35,8 @@ pub struct DemoArgs {
     pub gpu_driver: Option<std::path::PathBuf>,
 }
 
-/// Exit code of a process that an interrupt ended, as shells count it.
-const INTERRUPTED: u8 = 130;
-
-/// Runs the demonstration. It leaves no process, socket or file behind, also when it is interrupted.
+/// Runs the demonstration. It leaves no process, socket or file behind, also when it is interrupted; where it
+/// is killed, its files go with the next one.
 ///
 /// # Errors
 /// [`CliError::Failed`] where a process does not start, or a block's bytes or ranks are not what

@@ -147,7 +147,7 @@ impl Actor {
             self.flush()?;
             return Ok(got.len() as u64);
         }
-        let acquired = self.client.acquire(namespace, &blocks.hashes, source)?;
+        let acquired = self.acquire(namespace, blocks, source)?;
         let mut got = vec![0; BLOCK_BYTES as usize];
         let mut compared = 0;
         for (at, (block, want)) in acquired.iter().zip(&blocks.bytes).enumerate() {
@@ -171,6 +171,24 @@ impl Actor {
         drop(acquired);
         self.flush()?;
         Ok(compared)
+    }
+
+    /// Pins blocks. On a machine that stands still for a second, nodes leave each other alone for a moment:
+    /// what fails then is asked for again.
+    fn acquire(
+        &self,
+        namespace: &Namespace,
+        blocks: &Blocks,
+        source: Source,
+    ) -> Result<Vec<Acquired<'_>>, CliError> {
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            let acquired = self.client.acquire(namespace, &blocks.hashes, source)?;
+            let is_for_now = |it: &Acquired<'_>| matches!(it, Acquired::Busy(_) | Acquired::Failed);
+            if !acquired.iter().any(is_for_now) || !deadline.pause(POLL) {
+                return Ok(acquired);
+            }
+        }
     }
 
     /// The rank that all these blocks have here; `None` where none is here.

@@ -44,12 +44,12 @@ pub use moving::{Batch, NotCopied};
 pub use service::{
     DoorService, Imported, InPlace, NotLanded, Page, PoolHandle, Publish, ReserveError, Reserved,
 };
-pub use socket::BindError;
+pub use socket::{BindError, SocketFile};
 
 use crate::limits;
 use crate::runtime::clock::Clock;
 use crate::runtime::seldom::Seldom;
-use socket::SocketFile;
+use socket::OwnedFile;
 
 /// A pause after the system refused to accept, so that a lack of file descriptors is no busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -59,7 +59,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Door {
     listener: UnixListener,
-    file: SocketFile,
+    file: OwnedFile,
 }
 
 impl Door {
@@ -75,6 +75,12 @@ impl Door {
         let listener = UnixListener::from_std(listener)
             .map_err(|source| BindError::os("listen on", path, source))?;
         Ok(Self { listener, file })
+    }
+
+    /// Its file, for a process that ends at once: nobody else would remove it then.
+    #[must_use]
+    pub fn file(&self) -> Arc<SocketFile> {
+        Arc::clone(self.file.file())
     }
 
     /// Serves clients until `shutdown` is done, then closes all connections and removes the socket.

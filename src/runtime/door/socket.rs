@@ -6,12 +6,13 @@
 //! first one alive. Permissions are set between `bind` and `listen`: before `listen`, every attempt
 //! to connect is refused.
 
-use std::fs::{File, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
@@ -20,6 +21,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::limits;
 use crate::runtime::deadline::Deadline;
+use crate::sync::{Mutex, lock};
 use crate::types::Scope;
 
 /// How long to wait for another process that binds in the same directory.
@@ -79,25 +81,49 @@ impl BindError {
     }
 }
 
-/// The file of a bound socket. Dropping it removes the file, unless another one has its name by now.
+/// The file of a bound socket.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
+    /// Whether it was not removed yet: afterwards another socket may have its name and its number.
+    is_there: Mutex<bool>,
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path)
-            .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
-        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+impl SocketFile {
+    /// Removes the file, unless another one has its name by now. Nothing the second time; whoever comes
+    /// back from here knows that it is done.
+    pub fn remove(&self) {
+        let mut is_there = lock(&self.is_there);
+        let is_ours = |found: Metadata| (found.dev(), found.ino()) == self.identity;
+        if *is_there
+            && std::fs::symlink_metadata(&self.path).is_ok_and(is_ours)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
             tracing::warn!(path = %self.path.display(), %error, "the socket file stays behind");
         }
+        *is_there = false;
+    }
+}
+
+/// The file, which is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct OwnedFile(Arc<SocketFile>);
+
+impl OwnedFile {
+    pub(super) const fn file(&self) -> &Arc<SocketFile> {
+        &self.0
+    }
+}
+
+impl Drop for OwnedFile {
+    fn drop(&mut self) {
+        self.0.remove();
     }
 }
 
 /// Binds and listens. The listener does not block.
-pub(super) fn bind(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), BindError> {
+pub(super) fn bind(path: &Path, mode: u32) -> Result<(UnixListener, OwnedFile), BindError> {
     let address = SocketAddrUnix::new(path)
         .map_err(|_too_long| BindError::PathTooLong { path: path.to_owned() })?;
     let _lock = lock_directory(path)?;
@@ -106,7 +132,9 @@ pub(super) fn bind(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile),
     rustix::net::bind(&socket, &address).map_err(|error| BindError::os("bind", path, error))?;
     let found = std::fs::symlink_metadata(path)
         .map_err(|error| BindError::os("look at the new socket", path, error))?;
-    let file = SocketFile { path: path.to_owned(), identity: (found.dev(), found.ino()) };
+    let identity = (found.dev(), found.ino());
+    let file = SocketFile { path: path.to_owned(), identity, is_there: Mutex::new(true) };
+    let file = OwnedFile(Arc::new(file));
     std::fs::set_permissions(path, Permissions::from_mode(mode))
         .map_err(|error| BindError::os("set the permissions of", path, error))?;
     let backlog = i32::try_from(limits::DOOR_CLIENTS_MAX).unwrap_or(i32::MAX);

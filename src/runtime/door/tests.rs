@@ -365,6 +365,20 @@ fn a_dead_socket_is_replaced_and_nothing_else_is() {
     // A door whose name was taken over by another one leaves that one alone.
     std::fs::remove_file(&dead).unwrap();
     let _successor = UnixListener::bind(&dead).unwrap();
+    let file = door.file();
+    drop(door);
+    assert!(dead.exists());
+
+    // One that was removed is nobody's any more, whatever has its name then.
+    std::fs::remove_file(&dead).unwrap();
+    let door = Door::bind(&dead, 0o600).unwrap();
+    let (first, removed) = (file, door.file());
+    first.remove();
+    assert!(dead.exists());
+    removed.remove();
+    assert!(!dead.exists());
+    std::fs::write(&dead, "").unwrap();
+    removed.remove();
     drop(door);
     assert!(dead.exists());
 

@@ -6,12 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use tempfile::TempDir;
 use tokio::net::TcpSocket;
 
 use crate::cli::CliError;
+use crate::cli::scratch::Scratch;
 use crate::runtime::deadline::Deadline;
-use crate::sys::process::{DeathSignal, end_with_parent};
+use crate::sys::process::end_with_parent;
 
 /// Its program.
 const PROGRAM: &str = "redis-server";
@@ -32,7 +32,7 @@ pub(super) fn version() -> Option<String> {
 
 /// Makes this process a server that ends with its parent. Comes back where it cannot, with the reason.
 pub(super) fn become_one(parent: u32, port: u32) -> CliError {
-    if let Err(error) = end_with_parent(parent, DeathSignal::Kill) {
+    if let Err(error) = end_with_parent(parent) {
         return CliError::failed(format!("the parent process {parent} is gone: {error}"));
     }
     let mut command = Command::new(PROGRAM);
@@ -45,7 +45,7 @@ pub(super) fn become_one(parent: u32, port: u32) -> CliError {
 pub(super) struct RedisServer {
     child: Child,
     address: SocketAddr,
-    _directory: TempDir,
+    _directory: Scratch,
     /// Bound with `SO_REUSEADDR` and never listened on: the kernel gives the port to nobody else.
     _port: TcpSocket,
 }
@@ -53,7 +53,7 @@ pub(super) struct RedisServer {
 impl RedisServer {
     /// Starts it, and waits until it answers.
     pub(super) fn start() -> Result<Self, CliError> {
-        let directory = TempDir::with_prefix("kvrail-redis-").map_err(CliError::failed)?;
+        let directory = Scratch::new().map_err(CliError::failed)?;
         let port = TcpSocket::new_v4().map_err(CliError::failed)?;
         port.set_reuseaddr(true).map_err(CliError::failed)?;
         port.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(CliError::failed)?;
@@ -63,7 +63,7 @@ impl RedisServer {
             .args(["bench", "registry", "--redis-of", &std::process::id().to_string()])
             .arg(address.port().to_string())
             .current_dir(directory.path())
-            .stdin(Stdio::null())
+            .stdin(directory.empty_input().map_err(CliError::failed)?)
             .stdout(Stdio::null())
             .spawn()
             .map_err(CliError::failed)?;

@@ -57,7 +57,11 @@ impl From<&Latency> for Lends {
 struct Dead {
     void_us: f64,
     sweep_steps: u32,
+    /// The longest step on the clock, and the processor time in it.
     longest_step_us: f64,
+    longest_step_work_us: f64,
+    /// The most processor time of a step.
+    most_work_us: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -155,8 +159,23 @@ impl Report {
         Some(Dead {
             void_us: of(|death| death.void)?,
             sweep_steps: self.deaths.iter().map(|death| death.steps).max()?,
-            longest_step_us: of(|death| death.longest_step)?,
+            longest_step_us: of(|death| death.longest.time)?,
+            longest_step_work_us: of(|death| death.longest.work)?,
+            most_work_us: of(|death| death.most_work)?,
         })
+    }
+}
+
+impl Dead {
+    fn sentence(&self, keys: u32) -> String {
+        let Self { void_us, sweep_steps, longest_step_us, longest_step_work_us, most_work_us } =
+            self;
+        format!(
+            "\nA node of {keys} keys dies: {void_us:.1} us until none of them counts; {sweep_steps} steps \
+             sweep them\nup later, the longest in {longest_step_us:.0} us on the clock, \
+             {longest_step_work_us:.0} us of them on a processor; no step\ntook more than {most_work_us:.0} \
+             us there.\n"
+        )
     }
 }
 
@@ -181,11 +200,8 @@ impl Whole {
                  redis-server).\n",
             );
         }
-        if let Some(Dead { void_us, sweep_steps, longest_step_us }) = self.death {
-            text.push_str(&format!(
-                "\nA node of {keys} keys dies: {void_us:.1} us until none of them counts; {sweep_steps} \
-                 steps sweep them\nup later, the longest in {longest_step_us:.0} us.\n"
-            ));
+        if let Some(dead) = &self.death {
+            text.push_str(&dead.sentence(keys));
         }
         if let Some(Again { lend_blocks, seconds, before, during }) = &self.resync {
             text.push_str(&format!(
@@ -221,6 +237,7 @@ impl Whole {
 
 #[cfg(test)]
 mod tests {
+    use super::super::death::Step;
     use super::*;
 
     fn rates(announce: f64) -> Rates {
@@ -248,8 +265,9 @@ mod tests {
         report.rates.push((Form::PlainRedis, rates(5e5)));
         let step = |micros| Duration::from_micros(micros);
         for micros in [5, 1, 3] {
-            let death = Death { void: step(micros), steps: 64, longest_step: step(10 * micros) };
-            report.deaths.push(death);
+            let longest = Step { time: step(10 * micros), work: step(2 * micros) };
+            let (void, most_work) = (step(micros), step(4 * micros));
+            report.deaths.push(Death { void, steps: 64, longest, most_work });
         }
         let json: serde_json::Value = serde_json::from_str(&written(&report, true)).unwrap();
         assert_eq!(json["rows"][0]["form"], "in_process");
@@ -261,7 +279,8 @@ mod tests {
         let line = text.lines().find(|line| line.trim_start().starts_with("in this")).unwrap();
         let cells: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(cells[3..], ["4.00", "1.00", "1.00", "90", "8.00"], "{text}");
-        assert!(text.contains("the longest in 30 us") && !text.contains("Not measured"), "{text}");
+        assert!(text.contains("the longest in 30 us on the clock, 6 us"), "{text}");
+        assert!(text.contains("more than 12 us") && !text.contains("Not measured"), "{text}");
     }
 
     #[test]

@@ -35,6 +35,7 @@ use crate::cli::door::written;
 use crate::cli::{CliError, ended_by, refuse};
 use crate::limits;
 use crate::store::Store;
+use crate::sys::process::end_with_parent;
 use measure::Measure as M;
 use mutexed::Mutexed;
 use report::{Figures, Point, Report};
@@ -85,6 +86,9 @@ pub struct StoreArgs {
     /// Measure the memory of this contender and nothing else: what a child process is for.
     #[arg(long, hide = true)]
     pub resident: Option<String>,
+    /// End when this process, the parent, ends.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub parent_death: Option<u32>,
 }
 
 fn entries(text: &str) -> Result<u32, String> {
@@ -220,6 +224,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>, others: &[Entran
 fn measure_all(args: &StoreArgs, all: &[Entrant], program: &Program) -> Result<ExitCode, CliError> {
     let plan = Plan::new(args, all)?;
     if let Some(name) = &args.resident {
+        args.parent_death.map_or(Ok(()), end_with_parent).map_err(CliError::failed)?;
         return resident_of(name, all, &plan);
     }
     let bench = Bench::start(plan.steps() as u64)?;

@@ -66,7 +66,8 @@ pub(super) fn in_a_child(
     let Footprint { entries, operations, touches } = *footprint;
     let output = Command::new(program.0)
         .args(program.1)
-        .args(["--resident", name, "--entries", &entries.to_string()])
+        .args(["--resident", name, "--parent-death", &std::process::id().to_string()])
+        .args(["--entries", &entries.to_string()])
         .args(["--operations", &operations.to_string(), "--touches", &touches.to_string()])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
