@@ -228,7 +228,12 @@ impl World {
                     self.cluster.network.heal(endpoint(a), endpoint(b));
                 }
             }
-            86..90 => self.strike_registry(),
+            86..89 => self.strike_registry(),
+            89 => {
+                // A NIC of everybody's is lost or back.
+                let rails = 1 + self.random.below(3);
+                self.cluster.network.set_rails(usize::try_from(rails).unwrap());
+            }
             90..95 => self.crash(),
             95..98 => {
                 // One thread stands still while its peers' do not.
