@@ -4,6 +4,7 @@
 use super::claims::{Owned, Ticket};
 use super::fault::{self, Fault};
 use super::index::Index;
+use super::placements::Debt;
 use super::resident::{Committed, UnpinError};
 use super::table::{Recency, Step, Table};
 use super::word::{Flag, State, Word};
@@ -31,7 +32,7 @@ impl Table {
             if !entry.replace(word, mark) {
                 continue;
             }
-            self.serve(id.slot, ticket);
+            self.pay(self.serve(id.slot, ticket));
             let decision = self.claims.decide(ticket, FIRST).unwrap_or(FIRST);
             if decision != FIRST {
                 let rank = EvictionRank::clamped(u32::from(decision));
@@ -44,30 +45,30 @@ impl Table {
 
     /// Finishes a commit: decides whether it is the requester's first, remembers it, and moves the
     /// resident on. Nobody remembers before it is decided, so who decides sees what was before.
-    pub(super) fn serve(&self, slot: u32, ticket: Ticket) {
+    pub(super) fn serve(&self, slot: u32, ticket: Ticket) -> Debt {
         let (Some(entry), Some(said)) = (self.at(slot), self.claims.read(ticket)) else {
-            return;
+            return Debt::NONE;
         };
         let mark = Word::ticket(State::Serving, ticket);
         let requester = RequesterIndex(u16::try_from(said.argument).unwrap_or(u16::MAX));
         let before = Word(said.word);
         let Some(requesters) = self.slots.requesters(slot) else {
-            return;
+            return Debt::NONE;
         };
         let generation = Index::generation(&self.slots, slot);
         let known = requesters.answer(generation, requester, &self.overflow);
         if entry.word() != mark {
-            return;
+            return Debt::NONE;
         }
         let mut decision = self.claims.decide(ticket, known.map_or(FIRST, EvictionRank::get));
         if fault::is(Fault::CommitUndecided) {
             decision = Some(known.map_or(FIRST, EvictionRank::get));
         }
         let Some(unpinned) = before.unpinned() else {
-            return;
+            return Debt::NONE;
         };
         let next = match decision {
-            None => return,
+            None => return Debt::NONE,
             Some(FIRST) => {
                 let given = (requester, before.rank());
                 let current = || entry.word() == mark;
@@ -76,6 +77,6 @@ impl Table {
             }
             Some(_) => unpinned,
         };
-        self.complete(slot, mark, Self::placing(before, next, Recency::Keep));
+        self.complete(slot, mark, Self::placing(before, next, Recency::Keep))
     }
 }

@@ -44,6 +44,8 @@ pub(super) enum Fault {
     SkipForeign,
     /// A removal overwrites the word that it found, whatever that is by now.
     RemovalUnexchanged,
+    /// Who made a log longer sweeps at once, while what the append was for is still undecided.
+    PaidEarly,
 }
 
 crate::sync::fault_switch!(Fault);

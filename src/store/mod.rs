@@ -118,7 +118,7 @@
 //! that find it, 16 of payload, 8 of index, and at most 31 for its entries in the logs, garbage included
 //! (`log::sweep`): below 120, whatever the load. A resident that was served to a peer has 64 more, for
 //! the exact memory of its first 56 requesters; later ones cost 16 bytes each, and those alone are
-//! allocated as they come. The sweep is paid for by appends, at most 8 looks at 14 entries for each 14th.
+//! allocated as they come. The sweep is paid for behind appends, at most 8 looks at 14 entries for each 14th.
 //!
 //! ## Order of memory
 //!
@@ -144,6 +144,7 @@ mod commits;
 mod fault;
 mod index;
 mod log;
+mod placements;
 mod requesters;
 mod resident;
 mod slots;

@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use super::claims::Claims;
 use super::fault::{self, Fault};
 use super::index::{Bucket, Index, Walk};
-use super::log::{List, Logs, Placed, Worth};
+use super::log::{List, Logs};
 use super::requesters::Overflow;
 use super::resident::{Found, InsertError, Payload, PinError, StoreConfig, UnpinError};
 use super::slots::{KeyWords, Slot, Slots};
@@ -97,84 +97,6 @@ impl Table {
         Some(Found { id: self.id(slot), payload, rank: word.rank() })
     }
 
-    /// The word of a slot on which no operation is under way: finishes the ones that are.
-    pub(super) fn settled(&self, slot: u32) -> Word {
-        let Some(entry) = self.at(slot) else {
-            return Word::FREE;
-        };
-        loop {
-            let word = entry.word();
-            match word.state() {
-                State::Placing => self.place(slot, word),
-                State::Serving => self.serve(slot, word.as_ticket()),
-                State::Claimed => self.judge(slot, word.as_ticket()),
-                State::Arriving if fault::is(Fault::ArrivalByAnybody) => self.arrive(slot, word),
-                State::Free | State::Arriving | State::Live | State::Evicted => return word,
-            }
-        }
-    }
-
-    /// Finishes a placement.
-    pub(super) fn place(&self, slot: u32, word: Word) {
-        self.complete(slot, word, word);
-    }
-
-    /// Takes what `announced` says to its end, which is `next`, placed where it is to be placed.
-    /// Whoever does it appends anew: at an entry that it came across, the resident would be at an old
-    /// place.
-    pub(super) fn complete(&self, slot: u32, announced: Word, next: Word) {
-        let Some(entry) = self.at(slot).filter(|entry| entry.word() == announced) else {
-            return;
-        };
-        if next.state() != State::Placing {
-            entry.replace(announced, next);
-            return;
-        }
-        // Of another tenancy only where the exchange below fails.
-        let list = List { kind: entry.kind(), rank: next.rank() };
-        let position = self.logs.append(list, slot, &|placed| self.worth(placed));
-        if list.rank > EvictionRank::FIRST {
-            self.guard.raise(list);
-        }
-        entry.replace(announced, next.placed_at(position));
-    }
-
-    /// What an entry is worth, without a helping hand.
-    fn worth(&self, placed: Placed) -> Worth {
-        let Placed { list, slot, position } = placed;
-        let Some(entry) = self.at(slot) else {
-            return Worth::Garbage;
-        };
-        match entry.word() {
-            word if word.is_at(position) => Worth::Counts(word),
-            word if word.is_pending() => Worth::Undecided,
-            // A tenancy never changes its kind, so an append for another kind was an earlier one's.
-            word if word.is_before(list.rank, position) && entry.kind() == list.kind => {
-                if fault::is(Fault::TouchForgotten) { Worth::Garbage } else { Worth::Undecided }
-            }
-            _ => Worth::Garbage,
-        }
-    }
-
-    /// What an entry is worth once nothing that was announced is under way.
-    pub(super) fn settled_worth(&self, placed: Placed) -> Worth {
-        let Placed { slot, position, .. } = placed;
-        if fault::is(Fault::PendingSkipped)
-            && self.at(slot).is_some_and(|it| it.word().is_pending())
-        {
-            return Worth::Garbage;
-        }
-        if fault::is(Fault::PlacedWhereMet)
-            && let Some(entry) = self.at(slot)
-            && let word = entry.word()
-            && word.state() == State::Placing
-        {
-            entry.replace(word, word.placed_at(position));
-        }
-        self.settled(slot);
-        self.worth(placed)
-    }
-
     /// The slot of a key and its word, or the chain that lacks it.
     fn find(&self, key: &Sought) -> Walk<(u32, Word)> {
         self.index.walk(&self.slots, key.bucket, |slot, generation| {
@@ -186,7 +108,7 @@ impl Table {
                 let word = self.settled(slot);
                 match word.state() {
                     State::Arriving if word.generation() == Some(generation) => {
-                        self.arrive(slot, word);
+                        self.pay(self.arrive(slot, word));
                     }
                     // The key is read between two looks at one word, which no other tenancy has.
                     State::Live => {
@@ -205,19 +127,6 @@ impl Table {
         match self.find(key) {
             Walk::Stopped(found) => Some(found),
             Walk::End(_) => None,
-        }
-    }
-
-    /// Takes a slot that is in its chain on to where operations find it.
-    fn arrive(&self, slot: u32, word: Word) {
-        let Some(entry) = self.at(slot) else {
-            return;
-        };
-        let state = if word.pins() == 0 { State::Placing } else { State::Live };
-        let next = word.with_state(state);
-        entry.replace(word, next);
-        if state == State::Placing {
-            self.place(slot, next);
         }
     }
 
@@ -270,7 +179,7 @@ impl Table {
         }
         let changed = self.at(slot).is_some_and(|entry| entry.replace(before, next));
         if changed && next.state() == State::Placing && !fault::is(Fault::PlacementLeft) {
-            self.place(slot, next);
+            self.pay(self.place(slot, next));
         }
         changed
     }
@@ -283,8 +192,10 @@ impl Table {
             return false;
         };
         let list = List { kind: entry.kind(), rank: next.rank() };
-        let position = self.logs.append(list, slot, &|placed| self.worth(placed));
-        entry.replace(before, next.placed_at(position))
+        let (position, debt) = self.append(list, slot);
+        let touched = entry.replace(before, next.placed_at(position));
+        self.pay(debt);
+        touched
     }
 
     /// The word after `event`, with the step that it made.
@@ -342,7 +253,7 @@ impl Table {
                 }
             }
         }
-        self.arrive(slot, word);
+        self.pay(self.arrive(slot, word));
         let id = ResidentId { slot, generation: Generation(generation) };
         Ok(Found { id, payload, rank: word.rank() })
     }

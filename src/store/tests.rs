@@ -357,3 +357,59 @@ fn hits_alone_do_not_make_the_logs_grow() {
     store.table.check();
     assert_eq!(drain(&store).len(), usize::from(blocks));
 }
+
+/// One block alone, again and again what a node does with it; the most chunks that are used.
+fn alone(rounds: u32, once: impl Fn(&Store)) -> u64 {
+    // With room for more than `rounds` of the deliberate fault need.
+    let store = store(64);
+    insert(&store, 0, SAVED);
+    let most = (0..rounds).map(|_| {
+        once(&store);
+        store.table.chunks_used()
+    });
+    let most = most.max().unwrap();
+    store.table.check();
+    assert_eq!(drain(&store).len(), 1);
+    most
+}
+
+/// A slot that is placed over and over while no other one is fills its logs with places of its own, which
+/// must be found to be garbage as all others are.
+#[test]
+fn one_block_alone_can_be_placed_for_ever() {
+    type Once = fn(&Store);
+    let reads: Once = |store| {
+        let found = store.pin(&key(0)).unwrap();
+        store.unpin(found.id).unwrap();
+    };
+    let serves: Once = |store| {
+        let found = store.pin(&key(0)).unwrap();
+        store.commit(found.id, RequesterIndex(3)).unwrap();
+    };
+    let hits: Once = |store| {
+        store.hit_batch(&[key(0)], true, &mut Vec::new());
+        store.unpin(store.lookup(&key(0)).unwrap().id).unwrap();
+    };
+    let moves: Once = |store| {
+        store.already_resident(&key(0), ResidentCause::PeerFetch);
+        store.owner_hint(&key(0), 3);
+        let found = store.pin(&key(0)).unwrap();
+        store.commit(found.id, RequesterIndex(4)).unwrap();
+    };
+    let replaces: Once = |store| {
+        let id = store.lookup(&key(0)).unwrap().id;
+        store.remove(id).unwrap();
+        let found = store.insert(key(0), payload(0), SAVED, true).unwrap();
+        store.unpin(found.id).unwrap();
+    };
+    // One chunk for each list, those of one block, and what is owed for.
+    let bound = u64::from(limits::RANK_MAX) * 3 + 8;
+    for (at, once) in [reads, serves, hits, moves, replaces].into_iter().enumerate() {
+        let most = alone(3000, once);
+        assert!(most <= bound, "{at}: {most} chunks");
+    }
+    fault::set(Some(fault::Fault::PaidEarly));
+    let most = alone(100, reads);
+    fault::set(None);
+    assert!(most > bound, "{most}: the order of sweep and exchange makes no difference here");
+}

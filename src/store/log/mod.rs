@@ -95,6 +95,14 @@ impl Placed {
     }
 }
 
+/// A place that was given.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Appended {
+    pub(super) position: u64,
+    /// Whether its log is longer by a chunk, for which whoever appended owes a sweep.
+    pub(super) grew: bool,
+}
+
 /// Chunks that are read ahead at a time at most, where nearly all in them is garbage.
 const UPCOMING: usize = 32;
 
@@ -275,18 +283,23 @@ impl Logs {
         }
     }
 
-    /// Gives `slot` the newest place of `list` and answers its position. `worth` is what the sweep
-    /// asks; it must not append.
-    pub(super) fn append(&self, list: List, slot: u32, worth: &impl Fn(Placed) -> Worth) -> u64 {
+    /// Gives `slot` the newest place of `list`. `worth` is what the sweep asks; it must not append.
+    pub(super) fn append(
+        &self,
+        list: List,
+        slot: u32,
+        worth: &impl Fn(Placed) -> Worth,
+    ) -> Appended {
+        let mut grew = false;
         loop {
             let Some(ends) = self.ends(list) else {
-                return 0;
+                return Appended { position: 0, grew };
             };
             let link = ends.tail.get();
             if let Some(position) = self.append_to(link, slot) {
-                return position;
+                return Appended { position, grew };
             }
-            self.grow(&ends.tail, link, list, worth);
+            grew |= self.grow(&ends.tail, link, list, worth);
         }
     }
 
@@ -309,31 +322,35 @@ impl Logs {
         None
     }
 
-    /// Moves the tail on from a full chunk.
-    fn grow(&self, tail: &Cell, link: u64, list: List, worth: &impl Fn(Placed) -> Worth) {
+    /// Moves the tail on from a full chunk; whether the log is longer by that.
+    fn grow(&self, tail: &Cell, link: u64, list: List, worth: &impl Fn(Placed) -> Worth) -> bool {
         let Some(chunk) = self.chunk(link) else {
-            return;
+            return false;
         };
         let next = chunk.next.get();
         if tail.get() != link {
-            return;
+            return false;
         }
         if next & NIL != NIL {
             tail.replace(link, next & !MARK);
-            return;
+            return false;
         }
-        self.sweep(worth);
         if self.used.get() >= self.room {
-            return;
+            self.sweep(worth);
+            if self.used.get() >= self.room {
+                return false;
+            }
         }
         let Some(fresh) = self.prepare_last(list) else {
-            return;
+            return false;
         };
-        if chunk.next.replace(next, fresh) {
+        let longer = chunk.next.replace(next, fresh);
+        if longer {
             tail.replace(link, fresh);
         } else {
             self.give_back(fresh);
         }
+        longer
     }
 
     /// The oldest member of `list`. `worth` must decide about what is announced.

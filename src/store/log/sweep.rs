@@ -11,7 +11,10 @@
 //! part of a run itself, be it a run of one.
 //!
 //! What is undecided is kept. An entry that was appended for a touch counts only later, and the hole
-//! that a sweep would make of it could never be found again.
+//! that a sweep would make of it could never be found again. Who pays does so behind the exchange that the
+//! chunk was for, and finishes what it meets (`Table::pay`), so that of a slot nothing is undecided but the
+//! places of touches that others have under way. Only where there is no room an append sweeps by itself, by
+//! the words as they are.
 //!
 //! # Bound
 //!
@@ -19,8 +22,9 @@
 //! each other and were looked at hold more than fits one, unless a run was as long as [`RUN`]. So of
 //! `n` chunks that a round began with, at most `2 * c + n / RUN` are left, and `n / LOOKS` were made
 //! meanwhile. Sweeping begins at `3 * c`, and the fixed point of this is below that; so never more than
-//! about `3.4 * c` chunks are used, 31 bytes for each resident, plus the ends of logs, and a round more
-//! for a thread that was overtaken within a step and lost the hand its place.
+//! about `3.4 * c` chunks are used, 31 bytes for each resident, plus the ends of logs, one for each thread
+//! that stands before it pays, and a round more for a thread that was overtaken within a step and lost the
+//! hand its place.
 
 use arrayvec::ArrayVec;
 
@@ -80,7 +84,7 @@ struct Run {
 
 impl Logs {
     /// Pays for one new chunk.
-    pub(super) fn sweep(&self, worth: &impl Fn(Placed) -> Worth) {
+    pub(in crate::store) fn sweep(&self, worth: &impl Fn(Placed) -> Worth) {
         let (mut looks, mut logs) = (LOOKS, LISTS);
         while looks > 0 && logs > 0 && self.used.get() > self.enough {
             match self.look(worth) {
