@@ -64,6 +64,7 @@ pub(super) struct Counters {
     raised: Counter,
     lowered: Counter,
     already_resident: ByLabel<ResidentCause, Counter, 3>,
+    loaded: ByLabel<bool, Counter, 2>,
     hits: Counter,
     misses: Counter,
     busy: Counter,
@@ -129,6 +130,9 @@ impl Counters {
             already_resident: ByLabel::each(ResidentCause::ALL, |it| {
                 one("kvrail_already_resident_blocks_total", "cause", it.as_str())
             }),
+            loaded: ByLabel::each([false, true], |it| {
+                one("kvrail_loaded_blocks_total", "way", if *it { "in_place" } else { "copied" })
+            }),
             hits: plain("kvrail_local_hit_blocks_total"),
             misses: plain("kvrail_local_miss_blocks_total"),
             busy: plain("kvrail_pool_busy_total"),
@@ -182,6 +186,7 @@ impl Counters {
             | Event::Removed { .. }
             | Event::RankMoved { .. }
             | Event::AlreadyResident { .. }
+            | Event::BlocksLoaded { .. }
             | Event::LocalHits { .. }
             | Event::LocalMisses { .. }
             | Event::RefetchedAfterEviction
@@ -260,6 +265,7 @@ impl Counters {
             Event::RankMoved { from, to } if to > from => self.raised.increment(1),
             Event::RankMoved { from, to } if to < from => self.lowered.increment(1),
             Event::AlreadyResident { cause } => self.already_resident.add(cause, 1),
+            Event::BlocksLoaded { blocks, in_place } => self.loaded.add(in_place, blocks),
             Event::LocalHits { blocks } => self.hits.increment(blocks),
             Event::LocalMisses { blocks } => self.misses.increment(blocks),
             Event::RefetchedAfterEviction => self.refetched.increment(1),
