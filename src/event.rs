@@ -80,6 +80,32 @@ impl LendRefusal {
     }
 }
 
+/// What became of an attempt to make a connection that goes over more NICs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Widening {
+    /// It goes over more than the one that it replaced.
+    Wider,
+    /// It would have gone over no more.
+    InVain,
+    /// It did not come up, or the requests under way on the old one did not end in time.
+    Failed,
+}
+
+impl Widening {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Wider, Self::InVain, Self::Failed];
+
+    /// The name that metrics use.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Wider => "wider",
+            Self::InVain => "in_vain",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// Why something has to wait: what every `Busy` at the local door says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BusyReason {
@@ -318,6 +344,11 @@ pub enum Event {
     PeerDisconnected {
         /// Whose fault.
         scope: Scope,
+    },
+    /// An attempt of this node to make a connection wider, beside the one that there is, ended.
+    ConnectionWidened {
+        /// What became of it.
+        outcome: Widening,
     },
     /// A peer sent what the protocol does not allow; its connection was closed.
     ProtocolViolation,

@@ -15,9 +15,13 @@
 //!   to a peer that has proved who it is, not to a socket.
 //! - Messages of one connection arrive whole and in order; READs are not ordered with them.
 
+mod rail;
+
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use rail::{Lack, LackReason, Rail, width};
 
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::types::{Path, Reach, Scope};
@@ -278,19 +282,6 @@ impl EventBatch {
     }
 }
 
-/// A pair of NICs that a connection goes over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rail {
-    /// The device of ours.
-    pub local: String,
-    /// The peer's, as it calls it.
-    pub remote: String,
-    /// Queue pairs of READs over it.
-    pub queue_pairs: usize,
-    /// Why these two.
-    pub reason: String,
-}
-
 /// What a fabric can do, for the planner of transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -386,6 +377,12 @@ pub trait Fabric {
 
     /// The pairs of NICs that a connection goes over; none where the fabric has no NICs.
     fn rails(&self, _connection: ConnectionId) -> Vec<Rail> {
+        Vec::new()
+    }
+
+    /// NICs of this node that a connection goes without although it would have used them, had they worked
+    /// when it was made. None where it has all that it can have, or the fabric has no NICs.
+    fn lacks(&self, _connection: ConnectionId) -> Vec<Lack> {
         Vec::new()
     }
 

@@ -108,6 +108,32 @@ pub const SILENCE_LOOK: Duration = Duration::from_millis(50);
 /// the network with a payload, and touches no block.
 pub const PROBE_BYTES: u32 = 4096;
 
+/// How often it is looked whether a connection could go over more NICs than it does.
+pub const WIDEN_LOOK: Duration = Duration::from_secs(1);
+
+/// A NIC must have been usable for so long before a connection is made anew for it: a link that comes up
+/// may go down again, and the other end of the same one may see it a little later.
+pub const WIDEN_SETTLE: Duration = Duration::from_secs(3);
+
+/// Between peers such attempts are spread over so much time, so that a host whose link is back does not
+/// make all its connections at once.
+pub const WIDEN_SPREAD: Duration = Duration::from_secs(2);
+
+/// After one such attempt the next one to the same peer waits for so long, whatever came of it; after each
+/// further one twice as long, up to [`WIDEN_PAUSE_MAX`].
+pub const WIDEN_PAUSE: Duration = Duration::from_secs(5);
+
+/// See [`WIDEN_PAUSE`]. What keeps failing costs one handshake in this time, and is not given up.
+pub const WIDEN_PAUSE_MAX: Duration = Duration::from_secs(600);
+
+/// The pause halves in each such time without an attempt.
+pub const WIDEN_DECAY: Duration = Duration::from_secs(60);
+
+/// How long new requests of a peer wait for those before them to end, so that a wider connection can take
+/// the place of the one that they run on: a lease is over within milliseconds. Beyond that they go on as
+/// before, and the wider one is given up for now.
+pub const WIDEN_REST: Duration = Duration::from_secs(1);
+
 /// The data thread goes round every second at the latest. A heartbeat older than this is a node that
 /// is not healthy.
 pub const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
@@ -131,6 +157,12 @@ pub const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// Time that peers have to finish what they read when it is withdrawn: far more than the READs of a
 /// lease take, and a wait that an engine can bear before it overwrites a block.
 pub const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
+
+/// Longest wait of an engine that comes back, for memory that the node has from its last connection: what
+/// is published there is withdrawn, keys of leases end, and then the registration of tens of GiB, at some
+/// 16 GiB a second.
+pub const IMPORT_WAIT: Duration =
+    Duration::from_secs(WITHDRAW_GRACE.as_secs() + REVOKE_TIMEOUT.as_secs() + 8);
 
 /// How often blocks that are being withdrawn are looked at while somebody has a pin on them.
 pub const WITHDRAW_LOOK: Duration = Duration::from_millis(1);

@@ -136,6 +136,7 @@ fn node_options(config: ServeConfig) -> Result<NodeOptions, CliError> {
             bytes_per_requester: lease.bytes,
             leases_total: LeaseConfig::default().leases_total.max(lease.leases as usize),
         },
+        lease_quota_grows: lease.bytes_grow,
         lease_watermarks: (lease.watermark_high.get(), lease.watermark_low.get()),
         lease_margin: lease.margin,
         transfer_timeout: peers.transfer_timeout,

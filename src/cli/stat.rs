@@ -165,6 +165,18 @@ fn summary(report: &StatReport) -> Table {
     summary
 }
 
+/// NICs that connections go without.
+fn lacks(report: &StatReport) -> Table {
+    let mut lacks = table(["peer", "goes without NIC", "why", "tried again in"], 4);
+    for peer in &report.peers {
+        for lack in &peer.lacks {
+            let again = peer.widens_in_ms.map(|millis| format!("{:.1} s", millis as f64 / 1e3));
+            lacks.add_row([&peer.id, &lack.local, &lack.reason, &again.unwrap_or_default()]);
+        }
+    }
+    lacks
+}
+
 /// The state as a person reads it.
 fn text(report: &StatReport) -> String {
     let mut ranks = table(["rank", "blocks"], 0);
@@ -201,7 +213,7 @@ fn text(report: &StatReport) -> String {
             rails.add_row([&peer.id, &rail.local, &rail.remote, &pairs, &rail.reason]);
         }
     }
-    [summary(report), ranks, pools, requesters, peers, rails]
+    [summary(report), ranks, pools, requesters, peers, rails, lacks(report)]
         .iter()
         .filter(|table| !table.is_empty())
         .map(|table| format!("{}\n", table.trim_fmt()))

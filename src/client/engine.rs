@@ -29,10 +29,12 @@ pub struct ImportedLayout<'c> {
 impl Client {
     /// Gives the node the first `bytes` bytes of a memory file, which must be sealed against shrinking
     /// (`F_SEAL_SHRINK`). The node keeps it mapped until this connection ends and nothing is being
-    /// copied any more.
+    /// copied or read any more; whoever imports it in that time waits, [`crate::limits::IMPORT_WAIT`] at
+    /// most. As long as the connection lasts nobody else can import it.
     ///
     /// # Errors
-    /// [`ClientError::ImportRefused`] where the node will not have it; else what broke the call.
+    /// [`ClientError::ImportRefused`] where the node will not have it, [`ClientError::Busy`] where as many
+    /// requests of this connection wait as may; else what broke the call.
     pub fn import_memfd(&self, file: &File, bytes: u64) -> Result<AllocationId, ClientError> {
         self.import(MemorySource::Memfd, bytes, Some(file.as_fd()))
     }

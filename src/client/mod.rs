@@ -43,6 +43,11 @@ use connection::Connection;
 /// that a peer is gone.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
+const _: () = assert!(
+    limits::IMPORT_WAIT.as_secs() < CALL_TIMEOUT.as_secs(),
+    "a node answers an import in time that waits as long as it may"
+);
+
 /// What was dropped is given back when so much of it waits.
 const BATCH: usize = 64;
 

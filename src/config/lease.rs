@@ -20,6 +20,8 @@ pub struct LeaseConfig {
     pub leases: u32,
     /// Bytes that one requester may hold under leases at once.
     pub bytes: u64,
+    /// Whether half of what engines open to peers comes on top of that: where nobody said how much it is.
+    pub bytes_grow: bool,
     /// Nothing more is lent above this share of the memory under leases.
     pub watermark_high: Percent,
     /// Readers are told to pause above this one, which is not above the high one.
@@ -93,5 +95,6 @@ pub(super) fn resolve(settings: &ServeSettings, bytes: u64) -> Result<LeaseConfi
         margin,
         leases: settings.lease_quota.unwrap_or(64),
         bytes,
+        bytes_grow: settings.lease_bytes.is_none(),
     })
 }

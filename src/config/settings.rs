@@ -236,7 +236,9 @@ pub struct ServeSettings {
 
     /// Bytes that one requester may hold under leases at once (default: half the pools)
     ///
-    /// What is leased cannot be evicted: a large share lets one reader stop the others' saves.
+    /// What is leased cannot be evicted: a large share lets one reader stop the others' saves. Unless this
+    /// is given, half of what local engines open to peers in their own memory comes on top, for blocks
+    /// that lie there.
     #[arg(long, value_name = "SIZE")]
     pub lease_bytes: Option<Size>,
 

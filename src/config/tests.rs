@@ -52,7 +52,9 @@ fn a_node_needs_no_more_than_a_pool() {
     assert!(config.store.hit_promotion);
     assert_eq!(config.lease.ttl, Duration::from_secs(10));
     assert_eq!(config.lease.margin, Duration::from_secs(1));
-    assert_eq!(config.lease.bytes, 512 << 20);
+    assert_eq!((config.lease.bytes, config.lease.bytes_grow), (512 << 20, true));
+    let told = serve(&["--pool=1GiB", "--lease-bytes=512MiB"], &[]).unwrap();
+    assert_eq!((told.lease.bytes, told.lease.bytes_grow), (512 << 20, false));
     assert_eq!(config.peers.streams, 2);
     assert_eq!(config.process.log, "info");
     assert_eq!(config.process.metrics_listen, None);

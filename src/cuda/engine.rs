@@ -23,7 +23,7 @@ use super::{
 use crate::layout::{BlockId, Layout};
 use crate::memory::{
     Claim, Claims, Copier, CopyError, Direction, EngineMemory, ExportRefused, ExportedRange,
-    ForeignMemory, Identity, ImportError, Mapping, Registrable, StridedCopy,
+    ForeignMemory, Identity, ImportError, Mapping, Owner, Registrable, StridedCopy,
 };
 use crate::protocol::door::{DeviceUuid, EngineEvent, MemorySource};
 use crate::sync::{Mutex, lock};
@@ -118,7 +118,7 @@ impl EngineDevices {
         Self { driver, gpus, pools, on_loss }
     }
 
-    /// Opens an engine's allocation. `file` is the descriptor of a shareable one.
+    /// Opens an allocation of this owner. `file` is the descriptor of a shareable one.
     ///
     /// # Errors
     /// [`ImportError`].
@@ -126,16 +126,15 @@ impl EngineDevices {
         &self,
         (source, bytes): (&MemorySource, u64),
         file: Option<OwnedFd>,
-        claims: &Claims,
+        (claims, owner): (&Claims, &Arc<Owner>),
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
         let device = match source {
             MemorySource::Memfd => return Err(ImportError::NotMemory),
             MemorySource::CudaIpc { device, .. } | MemorySource::CudaShareable { device } => device,
         };
-        let taken = || ImportError::AlreadyImported;
         let mut held = Vec::new();
         if let MemorySource::CudaIpc { handle, .. } = source {
-            held.push(claims.claim(Identity::Handle(*handle)).ok_or_else(taken)?);
+            held.push(claims.claim(Identity::Handle(*handle), owner)?);
         }
         let gpu = self.gpu(*device)?;
         let refused = |error| {
@@ -158,7 +157,7 @@ impl EngineDevices {
         }
         let identity = Identity::Cuda { device: device.0, address: memory.address() };
         // Drivers give one handle one address, however often it is opened.
-        held.push(claims.claim(identity).ok_or_else(taken)?);
+        held.push(claims.claim(identity, owner)?);
         drop(bound);
         let given = Arc::new(Given { memory: Arc::clone(&memory), bytes });
         Ok(Arc::new(ImportedMemory { memory: End::Device(memory), given, gpu, _claims: held }))

@@ -32,6 +32,7 @@ pub(super) struct Slot {
     pub(super) loans: Vec<Option<ResidentId>>,
     pub(super) blocks: u64,
     pub(super) bytes: u64,
+    own_bytes: u64,
 }
 
 impl Slot {
@@ -181,17 +182,19 @@ impl Book {
             loans: Vec::new(),
             blocks: 0,
             bytes: 0,
+            own_bytes: 0,
         });
         Ok(slot)
     }
 
-    /// Gives the next position of a draft to a pinned block.
+    /// Gives the next position of a draft to a pinned block: of so many bytes, so many of them in the
+    /// node's own memory; `limits` are a requester's for each of the two sums.
     pub(super) fn lend(
         &mut self,
         slot: u32,
         resident: ResidentId,
-        bytes: u64,
-        bytes_per_requester: u64,
+        (bytes, own): (u64, u64),
+        limits: (u64, u64),
     ) -> Result<(), QuotaError> {
         let limit = limits::LEND_BLOCKS_MAX;
         let full = QuotaError::Blocks { limit };
@@ -201,17 +204,23 @@ impl Book {
         }
         let index = usize::from(lease.borrower.requester.0);
         let account = self.accounts.get_mut(index).ok_or(full)?;
-        let sum = account.usage.bytes.checked_add(bytes);
-        if sum.is_none_or(|sum| sum > bytes_per_requester) {
-            let limit = bytes_per_requester;
-            return Err(QuotaError::Bytes { limit });
+        let usage = account.usage;
+        for (held, more, limit) in
+            [(usage.bytes, bytes, limits.0), (usage.own_bytes, own, limits.1)]
+        {
+            // Where nothing is added to a sum it does not matter how large it is.
+            if more > 0 && held.checked_add(more).is_none_or(|sum| sum > limit) {
+                return Err(QuotaError::Bytes { limit });
+            }
         }
         lease.loans.push(Some(resident));
         lease.blocks += 1;
         lease.bytes += bytes;
+        lease.own_bytes += own;
         for usage in [&mut account.usage, &mut self.totals] {
             usage.blocks += 1;
             usage.bytes += bytes;
+            usage.own_bytes += own;
         }
         Ok(())
     }
@@ -245,12 +254,14 @@ impl Book {
                 usage.leases -= 1;
                 usage.blocks -= lease.blocks;
                 usage.bytes -= lease.bytes;
+                usage.own_bytes -= lease.own_bytes;
             }
         }
         lease.state = State::Free;
         lease.loans.clear();
         lease.blocks = 0;
         lease.bytes = 0;
+        lease.own_bytes = 0;
         // A slot whose generations are used up is retired, so that no id comes back.
         if let Some(next) = lease.generation.checked_add(1) {
             lease.generation = next;

@@ -1,7 +1,7 @@
 //! A lease in the making.
 
 use super::{LeaseTable, QuotaError, Residents};
-use crate::types::{LeaseId, ResidentId, Timestamp};
+use crate::types::{LeaseId, MemoryKind, ResidentId, Timestamp};
 
 /// The positions of one lend request, answered one after the other. It owns the pins that it was
 /// given: dropped without a grant, it unpins them.
@@ -18,13 +18,19 @@ impl<'a, R: Residents + ?Sized> Draft<'a, R> {
         Self { table, residents, slot, granted: false }
     }
 
-    /// Lends a block of so many bytes, which the caller has pinned, in the next position. The pin is the
-    /// draft's from here on, also where this fails.
+    /// Lends a block of so many bytes in such memory, which the caller has pinned, in the next position.
+    /// The pin is the draft's from here on, also where this fails.
     ///
     /// # Errors
     /// [`QuotaError`]: the block is unpinned and the position counts as skipped.
-    pub fn lend(&mut self, resident: ResidentId, bytes: u64) -> Result<(), QuotaError> {
-        let lent = self.table.lend(self.slot, resident, bytes);
+    pub fn lend(
+        &mut self,
+        resident: ResidentId,
+        bytes: u64,
+        kind: MemoryKind,
+    ) -> Result<(), QuotaError> {
+        let own = if kind == MemoryKind::Engine { 0 } else { bytes };
+        let lent = self.table.lend(self.slot, resident, (bytes, own));
         if lent.is_err() {
             self.residents.unpin(resident);
         }

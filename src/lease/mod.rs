@@ -72,7 +72,8 @@ pub struct LeaseConfig {
     pub leases_per_requester: u32,
     /// Payload bytes that one requester's leases may hold, a block counted once for each lease
     /// that lends it. Default 4 GiB; it should be well below the node's pools, because these bytes
-    /// cannot be evicted.
+    /// cannot be evicted. What engines open may come on top of it, for blocks that lie there
+    /// ([`LeaseTable::set_in_place_quota`]).
     pub bytes_per_requester: u64,
     /// Leases in all. Default 4096. Below the number of requesters times their quota, requesters
     /// together can run out of it.
@@ -269,6 +270,8 @@ pub struct Usage {
     pub leases: u64,
     /// Payload bytes of their blocks.
     pub bytes: u64,
+    /// Of these, bytes in the node's own memory: their leases keep them from eviction.
+    pub own_bytes: u64,
     /// Pins that they own.
     pub blocks: u64,
 }

@@ -17,6 +17,8 @@ use crate::types::{LeaseId, NodeEpoch, RequesterIndex, ResidentId, Timestamp};
 #[derive(Debug)]
 pub struct LeaseTable {
     config: LeaseConfig,
+    /// Bytes that come on top of each requester's quota.
+    in_place: u64,
     sink: Arc<dyn EventSink>,
     book: Book,
     by_deadline: Chain,
@@ -35,6 +37,7 @@ impl LeaseTable {
         config.validate()?;
         Ok(Self {
             config,
+            in_place: 0,
             sink,
             book: Book::default(),
             by_deadline: Chain::default(),
@@ -60,6 +63,13 @@ impl LeaseTable {
     #[must_use]
     pub const fn config(&self) -> LeaseConfig {
         self.config
+    }
+
+    /// How many bytes a requester may hold beside its quota, of blocks in engines' memory. In the node's
+    /// own it holds no more than the quota, so that what engines open lets nobody pin more of the pools.
+    /// Leases that are out stay where this becomes less, and new ones wait.
+    pub const fn set_in_place_quota(&mut self, bytes: u64) {
+        self.in_place = bytes;
     }
 
     /// What each requester holds that holds anything.
@@ -268,10 +278,11 @@ impl LeaseTable {
         &mut self,
         slot: u32,
         resident: ResidentId,
-        bytes: u64,
+        bytes: (u64, u64),
     ) -> Result<(), QuotaError> {
-        let limit = self.config.bytes_per_requester;
-        let lent = self.book.lend(slot, resident, bytes, limit);
+        let own = self.config.bytes_per_requester;
+        let limits = (own.saturating_add(self.in_place), own);
+        let lent = self.book.lend(slot, resident, bytes, limits);
         if lent.is_err() {
             self.book.skip(slot);
             self.emit_refused(LendRefusal::Quota, 1);

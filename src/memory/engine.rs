@@ -8,19 +8,19 @@
 //! Memory is imported by one connection and is kept, by counted references, until that connection and
 //! every copy that it began have ended. An engine that dies takes nothing away from under a copy: the
 //! node's own mapping keeps the pages. A [`Claim`] keeps memory that can be told from other memory (a file,
-//! an allocation by its handle) from being imported twice, by whomever, as long as the first import lives.
+//! an allocation by its handle) from being imported twice, by whomever, as long as the first import lives:
+//! the node knows of it by one set of blocks at a time.
 
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::claims::{Claim, Claims, Identity, Owner};
 use super::{Mapping, OutOfBounds, Registrable, StridedCopy};
 use crate::protocol::door::{DeviceUuid, EngineEvent, ImportRefusal};
-use crate::sync::{Mutex, lock};
 use crate::sys::memfd;
 use crate::types::Scope;
 
@@ -121,76 +121,6 @@ pub trait Copier: Debug {
     fn finish(&mut self) -> Result<(), CopyError>;
 }
 
-/// What makes two imports the same memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Identity {
-    /// A file.
-    File {
-        /// Its file system.
-        device: u64,
-        /// Its number there.
-        inode: u64,
-    },
-    /// What an engine's handle names.
-    Handle([u8; 64]),
-    /// A device allocation.
-    Cuda {
-        /// The GPU.
-        device: [u8; 16],
-        /// Its first address, as this process has it mapped.
-        address: u64,
-    },
-}
-
-impl Identity {
-    /// The identity of an open file.
-    ///
-    /// # Errors
-    /// What `fstat` answers.
-    pub fn of_file(file: impl AsFd) -> io::Result<Self> {
-        let stat = rustix::fs::fstat(file)?;
-        Ok(Self::File { device: stat.st_dev, inode: stat.st_ino })
-    }
-}
-
-/// All memory that is imported now, on one node.
-#[derive(Debug, Clone, Default)]
-pub struct Claims(Arc<Mutex<BTreeSet<Identity>>>);
-
-impl Claims {
-    /// Claims memory; `None` where it is claimed already.
-    #[must_use]
-    pub fn claim(&self, identity: Identity) -> Option<Claim> {
-        let new = lock(&self.0).insert(identity);
-        new.then(|| Claim { identity, claims: self.clone() })
-    }
-
-    /// How much is claimed.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        lock(&self.0).len()
-    }
-
-    /// Whether nothing is claimed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// As long as it lives, nobody else imports this memory.
-#[derive(Debug)]
-pub struct Claim {
-    identity: Identity,
-    claims: Claims,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        lock(&self.claims.0).remove(&self.identity);
-    }
-}
-
 /// Why memory was not imported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -211,6 +141,12 @@ pub enum ImportError {
     /// It is imported already, or is a pool of this node.
     #[error("this memory is imported already, or is the node's own: import each allocation once")]
     AlreadyImported,
+    /// It is imported by a client that is gone, and not let go of yet: peers read from it, or copies run.
+    #[error(
+        "this memory was imported by a client that is gone, and is being read or copied still: import \
+         it again in a while"
+    )]
+    Leaving,
     /// This node has no GPU that it could use.
     #[error("{0}")]
     NoGpu(String),
@@ -234,7 +170,7 @@ impl ImportError {
         match self {
             Self::NotMemory => ImportRefusal::NotMemory,
             Self::TooShort { .. } => ImportRefusal::TooShort,
-            Self::AlreadyImported => ImportRefusal::AlreadyImported,
+            Self::AlreadyImported | Self::Leaving => ImportRefusal::AlreadyImported,
             Self::NoGpu(_) => ImportRefusal::NoGpu,
             Self::OtherDevice(_) => ImportRefusal::OtherDevice,
             Self::System { .. } => ImportRefusal::System,
@@ -258,7 +194,11 @@ impl SharedMemory {
     ///
     /// # Errors
     /// [`ImportError`].
-    pub fn import(file: OwnedFd, bytes: u64, claims: &Claims) -> Result<Self, ImportError> {
+    pub fn import(
+        file: OwnedFd,
+        bytes: u64,
+        (claims, owner): (&Claims, &Arc<Owner>),
+    ) -> Result<Self, ImportError> {
         let examined = memfd::examine(&file).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => ImportError::NotMemory,
             _ => ImportError::system("examining the memory file", &error),
@@ -268,7 +208,7 @@ impl SharedMemory {
         }
         let identity =
             Identity::of_file(&file).map_err(|error| ImportError::system("fstat", &error))?;
-        let claim = claims.claim(identity).ok_or(ImportError::AlreadyImported)?;
+        let claim = claims.claim(identity, owner)?;
         // With its file, which peers on this host map where they read it in place.
         let mapping = Mapping::keeping(File::from(file), bytes)
             .map_err(|error| ImportError::system("mmap of the engine's memory", &error))?;
@@ -354,7 +294,7 @@ mod tests {
         let claims = Claims::default();
         let file = sealed(4096);
         let engine = Mapping::new(&file.try_clone().unwrap().into(), 4096).unwrap();
-        let memory = SharedMemory::import(file, 4096, &claims).unwrap();
+        let memory = SharedMemory::import(file, 4096, (&claims, &Arc::default())).unwrap();
         let pool = Arc::new(Mapping::anonymous("kvrail-test", 4096).unwrap());
         engine.write(100, b"abcd-efgh-ijkl-").unwrap();
         let copy = StridedCopy {
@@ -388,9 +328,9 @@ mod tests {
 
     #[test]
     fn memory_is_imported_once_as_long_as_it_is_imported() {
-        let claims = Claims::default();
+        let (claims, owner) = (Claims::default(), Arc::default());
         let file = sealed(8192);
-        let again = || SharedMemory::import(file.try_clone().unwrap(), 4096, &claims);
+        let again = || SharedMemory::import(file.try_clone().unwrap(), 4096, (&claims, &owner));
         let first = again().unwrap();
         assert!(matches!(again(), Err(ImportError::AlreadyImported)));
         assert_eq!((first.bytes(), claims.len()), (4096, 1));
@@ -401,8 +341,9 @@ mod tests {
 
     #[test]
     fn what_may_shrink_or_is_no_memory_is_refused() {
-        let claims = Claims::default();
-        let refused = |file, bytes| SharedMemory::import(file, bytes, &claims).unwrap_err();
+        let (claims, owner) = (Claims::default(), Arc::default());
+        let refused =
+            |file, bytes| SharedMemory::import(file, bytes, (&claims, &owner)).unwrap_err();
         let open = memfd::create("kvrail-test", MemfdFlags::empty()).unwrap();
         open.set_len(4096).unwrap();
         rustix::fs::fcntl_add_seals(&open, SealFlags::GROW).unwrap();

@@ -1,5 +1,6 @@
 //! Host memory that NICs and local engines share: mappings, pools, extents.
 
+mod claims;
 mod create;
 mod engine;
 mod extent;
@@ -11,10 +12,9 @@ mod ring;
 mod space;
 mod strided;
 
+pub use claims::{Claim, Claims, Identity, Owner};
 pub use create::{HugePageSize, PoolError, PoolOptions, check_room};
-pub use engine::{
-    Claim, Claims, Copier, CopyError, Direction, EngineMemory, Identity, ImportError, SharedMemory,
-};
+pub use engine::{Copier, CopyError, Direction, EngineMemory, ImportError, SharedMemory};
 pub use extent::{Exhausted, ExtentAllocator, ReleaseError};
 pub use foreign::{
     Climb, ExportRefused, ExportedRange, ForeignFabric, ForeignMemory, GpuDirect, Pinner,

@@ -4,7 +4,7 @@ use metrics::{Counter, Gauge, Recorder};
 
 use super::families::{FAMILIES, counter_of, gauge_of};
 use super::histogram::FixedHistogram;
-use crate::event::{Event, LeaseEnd, LendRefusal, RegistryCall};
+use crate::event::{Event, LeaseEnd, LendRefusal, RegistryCall, Widening};
 use crate::types::{EvictionRank, PolicyKind, ResidentCause, Scope};
 
 /// Upper bounds of the transfer times, nanoseconds: half a decade each, from a cached 4 KiB read on
@@ -86,6 +86,7 @@ pub(super) struct Counters {
     stale_completions: Counter,
     peers_opened: Counter,
     peers_closed: ByLabel<Scope, Counter, 4>,
+    widened: ByLabel<Widening, Counter, 3>,
     violations: Counter,
     breakers_opened: ByLabel<Scope, Counter, 4>,
     breakers_closed: ByLabel<Scope, Counter, 4>,
@@ -103,6 +104,19 @@ pub(super) struct Counters {
 
 const fn origin(fetched: bool) -> &'static str {
     if fetched { "fetched" } else { "saved" }
+}
+
+fn widenings(recorder: &impl Recorder) -> ByLabel<Widening, Counter, 3> {
+    ByLabel::each(Widening::ALL, |it| {
+        let name = "kvrail_peer_connections_widened_total";
+        counter_of(recorder, name, &[("outcome", it.as_str())])
+    })
+}
+
+const LOADED: &str = "kvrail_loaded_blocks_total";
+
+const fn way(in_place: bool) -> &'static str {
+    if in_place { "in_place" } else { "copied" }
 }
 
 impl Counters {
@@ -130,9 +144,7 @@ impl Counters {
             already_resident: ByLabel::each(ResidentCause::ALL, |it| {
                 one("kvrail_already_resident_blocks_total", "cause", it.as_str())
             }),
-            loaded: ByLabel::each([false, true], |it| {
-                one("kvrail_loaded_blocks_total", "way", if *it { "in_place" } else { "copied" })
-            }),
+            loaded: ByLabel::each([false, true], |it| one(LOADED, "way", way(*it))),
             hits: plain("kvrail_local_hit_blocks_total"),
             misses: plain("kvrail_local_miss_blocks_total"),
             busy: plain("kvrail_pool_busy_total"),
@@ -158,6 +170,7 @@ impl Counters {
             stale_completions: plain("kvrail_stale_completions_total"),
             peers_opened: plain("kvrail_peer_connections_opened_total"),
             peers_closed: scopes("kvrail_peer_connections_closed_total"),
+            widened: widenings(recorder),
             violations: plain("kvrail_protocol_violations_total"),
             breakers_opened: scopes("kvrail_breakers_opened_total"),
             breakers_closed: scopes("kvrail_breakers_closed_total"),
@@ -221,6 +234,7 @@ impl Counters {
             Event::StaleCompletion => self.stale_completions.increment(1),
             Event::PeerConnected => self.peers_opened.increment(1),
             Event::PeerDisconnected { scope } => self.peers_closed.add(scope, 1),
+            Event::ConnectionWidened { outcome } => self.widened.add(outcome, 1),
             Event::ProtocolViolation => self.violations.increment(1),
             Event::DataThreadStalled { late } => {
                 self.stalls.increment(1);

@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, help: &'static str) -> Family {
 }
 
 /// The metrics of `kvrail serve`.
-pub const FAMILIES: [Family; 55] = [
+pub const FAMILIES: [Family; 56] = [
     counter(
         "kvrail_inserted_blocks_total",
         "Blocks that became resident, by {origin}: saved or fetched",
@@ -119,6 +119,11 @@ pub const FAMILIES: [Family; 55] = [
     counter(
         "kvrail_peer_connections_closed_total",
         "Connections to peers that ended, by the {scope} of the fault",
+    ),
+    counter(
+        "kvrail_peer_connections_widened_total",
+        "Attempts to take a NIC back into use that a connection had lost, by {outcome}: the new connection goes over \
+         more NICs and took the old one's place, would have gone over no more, or did not come up in time",
     ),
     counter(
         "kvrail_protocol_violations_total",

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::*;
-use crate::event::{LeaseEnd, LendRefusal, RegistryCall};
+use crate::event::{LeaseEnd, LendRefusal, RegistryCall, Widening};
 use crate::types::{EvictionRank, PolicyKind, RequesterIndex, ResidentCause, Scope};
 
 /// The variant after `event`, with every field at a value that counts; `None` after the last. The
@@ -38,7 +38,8 @@ fn after(event: Event) -> Option<Event> {
         Event::ChecksumMismatch => Event::StaleCompletion,
         Event::StaleCompletion => Event::PeerConnected,
         Event::PeerConnected => Event::PeerDisconnected { scope },
-        Event::PeerDisconnected { .. } => Event::ProtocolViolation,
+        Event::PeerDisconnected { .. } => Event::ConnectionWidened { outcome: Widening::Wider },
+        Event::ConnectionWidened { .. } => Event::ProtocolViolation,
         Event::ProtocolViolation => Event::BreakerOpened { scope },
         Event::BreakerOpened { .. } => Event::BreakerClosed { scope },
         Event::BreakerClosed { .. } => Event::Probed { good: true },

@@ -9,7 +9,7 @@ use super::in_place::{Engine, Opened};
 use super::residency::{Admitted, Reserved};
 use crate::event::{BusyReason, Event};
 use crate::layout::BlockId;
-use crate::memory::{EngineMemory, ImportError, Mapping};
+use crate::memory::{EngineMemory, ImportError, Mapping, Owner};
 use crate::peer::{FetchOutcome, Wish};
 use crate::policy::Origin;
 use crate::protocol::door::stat::StatReport;
@@ -235,11 +235,11 @@ impl DoorService for Inner {
 
     fn import(
         &self,
-        source: &MemorySource,
-        bytes: u64,
+        owner: &Arc<Owner>,
+        memory: (&MemorySource, u64),
         file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
-        self.imports.import(source, bytes, file)
+        self.imports.import(owner, memory, file)
     }
 
     fn reserve(&self, sizes: &[u32]) -> Result<Vec<Reserved>, ReserveError> {

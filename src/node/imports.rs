@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::gpu::Gpu;
 use super::residency::Residency;
-use crate::memory::{Claim, Claims, EngineMemory, Identity, ImportError, SharedMemory};
+use crate::memory::{Claim, Claims, EngineMemory, Identity, ImportError, Owner, SharedMemory};
 use crate::protocol::door::MemorySource;
 
 /// What engines have imported, and what they import GPU memory with.
@@ -38,8 +38,10 @@ impl Imports {
         #[cfg(not(feature = "gpu"))]
         let _without: Option<&Gpu> = gpu;
         let (claims, pools) = (Claims::default(), &residency.pools);
+        let node = Arc::new(Owner::default());
         let identities = pools.iter().filter_map(|pool| Identity::of_file(pool.memfd()).ok());
-        let claimed = identities.filter_map(|identity| claims.claim(identity)).collect();
+        let claimed =
+            identities.filter_map(|identity| claims.claim(identity, &node).ok()).collect();
         Self {
             claims,
             _pools: claimed,
@@ -52,24 +54,24 @@ impl Imports {
 
     pub(super) fn import(
         &self,
-        source: &MemorySource,
-        bytes: u64,
+        owner: &Arc<Owner>,
+        (source, bytes): (&MemorySource, u64),
         file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
         match (source, file) {
             (MemorySource::Memfd, Some(file)) => {
-                Ok(Arc::new(SharedMemory::import(file, bytes, &self.claims)?))
+                Ok(Arc::new(SharedMemory::import(file, bytes, (&self.claims, owner))?))
             }
             (MemorySource::Memfd, None) => Err(ImportError::NotMemory),
-            (source, file) => self.import_from_gpu(source, bytes, file),
+            (source, file) => self.import_from_gpu(owner, (source, bytes), file),
         }
     }
 
     #[cfg(feature = "gpu")]
     fn import_from_gpu(
         &self,
-        source: &MemorySource,
-        bytes: u64,
+        owner: &Arc<Owner>,
+        (source, bytes): (&MemorySource, u64),
         file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
         use crate::cuda::{Driver, EngineDevices, LIBRARY_NAME, OnLoss};
@@ -83,14 +85,14 @@ impl Imports {
                 .map_err(|error| error.to_string())
         });
         let devices = devices.as_ref().map_err(|why| ImportError::NoGpu(why.clone()))?;
-        devices.import((source, bytes), file, &self.claims)
+        devices.import((source, bytes), file, (&self.claims, owner))
     }
 
     #[cfg(not(feature = "gpu"))]
     fn import_from_gpu(
         &self,
-        _source: &MemorySource,
-        _bytes: u64,
+        _owner: &Arc<Owner>,
+        (_source, _bytes): (&MemorySource, u64),
         _file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
         let _unused = (&self.residency, &self.driver);

@@ -46,16 +46,22 @@ pub(super) struct NodeLanding {
     pub(super) layouts: BTreeMap<PoolId, ServedLayout>,
     /// Most leases, and what of the memory, and of them, they may take, percent.
     pub(super) marks: (u64, (u8, u8)),
+    /// Whether half of what engines open comes on top of each requester's quota.
+    pub(super) quota_grows: bool,
 }
 
 impl NodeLanding {
     /// When peers hold back: by the memory of the node's own, and what engines have opened.
     pub(super) fn marks(&self) -> Pressure {
         let own = MemoryKind::ALL.map(|kind| self.residency.usage(kind).bytes);
-        let engines = self.layouts.values().map(|layout| layout.bytes);
-        let bytes = own.into_iter().chain(engines).fold(0, u64::saturating_add);
+        let own = own.into_iter().fold(0, u64::saturating_add);
         let (leases, marks) = self.marks;
-        Pressure::new(bytes, leases, marks)
+        Pressure::new((own, self.opened()), leases, marks)
+    }
+
+    /// Bytes that engines have opened to peers.
+    fn opened(&self) -> u64 {
+        self.layouts.values().map(|layout| layout.bytes).fold(0, u64::saturating_add)
     }
 
     fn region(&self, pool: PoolId) -> Option<&Region> {
@@ -224,7 +230,8 @@ impl InPlace for NodeLanding {
         self.layouts.remove(&pool);
     }
 
-    fn pressure(&self) -> Option<Pressure> {
-        Some(self.marks())
+    fn lendable(&self) -> Option<(Pressure, u64)> {
+        let in_place_quota = if self.quota_grows { self.opened() / 2 } else { 0 };
+        Some((self.marks(), in_place_quota))
     }
 }

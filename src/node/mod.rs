@@ -381,6 +381,7 @@ where
         reserved: Vec::new(),
         layouts: BTreeMap::new(),
         marks: (options.lease.leases_total as u64, options.lease_watermarks),
+        quota_grows: options.lease_quota_grows,
     };
     let config = PeerConfig {
         lease: options.lease,

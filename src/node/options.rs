@@ -85,6 +85,9 @@ pub struct NodeOptions {
     pub watermarks: Watermarks,
     /// As a holder.
     pub lease: LeaseConfig,
+    /// Whether half of what engines open to peers comes on top of the bytes that each requester may have
+    /// under leases, for blocks that lie there.
+    pub lease_quota_grows: bool,
     /// Percentages of the memory, and of the leases, that leases may take: nothing more is lent above
     /// the first, and readers are asked to hold back above the second, lower one.
     pub lease_watermarks: (u8, u8),

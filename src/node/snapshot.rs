@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::Inner;
-use crate::fabric::Rail;
+use crate::fabric::{Lack, Rail};
 use crate::health::{BreakerState, Entry};
 use crate::protocol::door::stat::{
-    GpuStat, HealthStat, NodeStat, PeerStat, PoolStat, RailStat, RegistryStat, RequesterStat,
-    ResidentStat, StatReport,
+    GpuStat, HealthStat, LackStat, NodeStat, PeerStat, PoolStat, RailStat, RegistryStat,
+    RequesterStat, ResidentStat, StatReport,
 };
 use crate::protocol::millis;
 use crate::registry::RegistryError;
@@ -43,8 +43,13 @@ impl NodeSnapshot {
     }
 }
 
+/// Milliseconds from one moment to another.
+fn millis_until(at: Timestamp, now: Timestamp) -> u64 {
+    u64::try_from(at.since(now).as_millis()).unwrap_or(u64::MAX)
+}
+
 fn health_stat(entry: &Entry, now: Timestamp) -> HealthStat {
-    let millis = |at: Timestamp| u64::try_from(at.since(now).as_millis()).unwrap_or(u64::MAX);
+    let millis = |at: Timestamp| millis_until(at, now);
     let state = if entry.leaving { "leaving" } else { entry.state.as_str() };
     HealthStat {
         scope: entry.scope.as_str().to_owned(),
@@ -84,6 +89,10 @@ fn rail_stat(rail: &Rail) -> RailStat {
         queue_pairs: rail.queue_pairs,
         reason: rail.reason.clone(),
     }
+}
+
+fn lack_stat(lack: &Lack) -> LackStat {
+    LackStat { local: lack.local.clone(), reason: lack.reason.as_str().to_owned() }
 }
 
 impl Inner {
@@ -147,6 +156,8 @@ impl Inner {
                     state: "connected".to_owned(),
                     transport: peer.transport.to_owned(),
                     rails: peer.rails.iter().map(rail_stat).collect(),
+                    lacks: peer.lacks.iter().map(lack_stat).collect(),
+                    widens_in_ms: peer.widens.map(|at| millis_until(at, peers.at)),
                 })
                 .collect(),
             health: peers.health.iter().map(|entry| health_stat(entry, peers.at)).collect(),

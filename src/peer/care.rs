@@ -12,6 +12,7 @@ impl<L: Landing> Peers<L> {
     /// Tells health what ended, takes probes on, and says how busy this node is.
     pub(super) fn tend(&mut self, landing: &mut L, now: Timestamp) {
         self.judge(now);
+        self.take_places();
         self.look_for_withdrawn(landing, now);
         if self.requester.probes.are_waiting() {
             self.take_probes_on(landing, now);

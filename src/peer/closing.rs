@@ -41,6 +41,7 @@ impl<L: Landing> Peers<L> {
             State::Closing { scope, .. } => scope,
             _ => reason.scope(),
         };
+        self.note_given_up(&connection);
         self.holder.handle_closed(on);
         let led_to = connection.led_to();
         if reason == CloseReason::Moved
@@ -66,8 +67,12 @@ impl<L: Landing> Peers<L> {
                 self.cut_expired(now);
             }
         }
-        if let Some(node) = led_to.filter(|_| !another) {
-            self.requester.handle_unreachable(node, scope, (&*self.sink, now));
+        match led_to {
+            Some(node) if !another => {
+                self.requester.handle_unreachable(node, scope, (&*self.sink, now));
+            }
+            Some(node) if connection.beside.is_some() => self.lend_again(node, now),
+            _ => {}
         }
         self.finish_cuts(landing, now);
     }

@@ -1,10 +1,15 @@
 //! One connection to a peer: how far its handshake has come.
 
+use std::collections::BTreeMap;
+
+use super::Peers;
+use super::landing::Landing;
 use super::layouts::HeardLayouts;
+use super::outbox::Output;
 use crate::fabric::ConnectionId;
 use crate::lease::Borrower;
 use crate::protocol::{Introduction, RegionEntry};
-use crate::types::{NodeEpoch, NodeId, RequesterIndex, Scope, Timestamp};
+use crate::types::{NodeEpoch, NodeId, RequesterId, RequesterIndex, Scope, Timestamp};
 
 /// A peer that has proved who it is.
 #[derive(Debug, Clone)]
@@ -49,9 +54,22 @@ pub(super) enum State {
     Closing { remote: Option<Remote>, led_to: Option<NodeId>, scope: Scope },
 }
 
+/// What a connection that is made beside another one waits for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Beside {
+    /// The one whose place it is to take, which was up when this one began.
+    pub(super) than: ConnectionId,
+    /// Once it is proven: until when that one must be at rest.
+    pub(super) until: Timestamp,
+    /// Whether the other end uses it already.
+    pub(super) is_used: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) state: State,
+    /// Set while it is to take the place of one that is up.
+    pub(super) beside: Option<Beside>,
     /// Whether this node opened it.
     pub(super) ours: bool,
     pub(super) opened: Timestamp,
@@ -66,7 +84,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(state: State, now: Timestamp) -> Self {
         let ours = matches!(state, State::Opening { .. });
-        Self { state, ours, opened: now, heard: now, pinged: now, asked: None }
+        Self { state, beside: None, ours, opened: now, heard: now, pinged: now, asked: None }
     }
 
     /// The peer that has access through it, or had until it began to close.
@@ -106,4 +124,45 @@ impl Connection {
                 | State::Proven { .. }
         )
     }
+}
+
+impl<L: Landing> Peers<L> {
+    /// Asks for a connection to `node` unless one is on its way.
+    pub(super) fn dial(&mut self, node: NodeId) {
+        if !self.leads_to(node) {
+            self.dialing.push(node);
+            self.outbox.push(Output::Connect { node });
+        }
+    }
+
+    /// Whether a connection to `node` is up or on its way.
+    pub(super) fn leads_to(&self, node: NodeId) -> bool {
+        self.dialing.contains(&node)
+            || self.connections.values().any(|connection| connection.leads_to() == Some(node))
+    }
+
+    /// The connection to `node` that is up.
+    #[must_use]
+    pub fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
+        up_to(&self.connections, node)
+    }
+
+    /// Peers that are connected and authenticated, and their identities as readers.
+    pub fn connected(&self) -> impl Iterator<Item = (NodeId, RequesterId)> + '_ {
+        self.connections.values().filter_map(|connection| match &connection.state {
+            State::Up { remote } => Some((remote.node, self.requesters.name(remote.requester)?)),
+            _ => None,
+        })
+    }
+}
+
+/// The connection to a node that is up.
+pub(super) fn up_to(
+    connections: &BTreeMap<ConnectionId, Connection>,
+    node: NodeId,
+) -> Option<ConnectionId> {
+    connections.iter().find_map(|(id, connection)| match &connection.state {
+        State::Up { remote } if remote.node == node => Some(*id),
+        _ => None,
+    })
 }

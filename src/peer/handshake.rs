@@ -13,12 +13,12 @@
 //! the waiting one takes its place, or the other end closes the waiting one.
 
 use super::Peers;
-use super::connection::{Connection, Remote, State};
+use super::connection::{Beside, Connection, Remote, State};
 use super::fetch::Violation;
 use super::landing::Landing;
 use super::layouts::HeardLayouts;
 use super::outbox::Output;
-use crate::event::Event;
+use crate::event::{Event, Widening};
 use crate::fabric::ConnectionId;
 use crate::protocol::{
     GoodbyeReason, Introduction, Message, RegionEntry, RejectReason, Role, decode,
@@ -45,10 +45,13 @@ impl<L: Landing> Peers<L> {
         now: Timestamp,
     ) {
         self.dialing.retain(|other| *other != node);
+        let beside = self.widening.take_dialed(node, now);
         match result {
             Ok(id) => {
-                self.connections.insert(id, Connection::new(State::Opening { node }, now));
+                let opening = State::Opening { node };
+                self.connections.insert(id, Connection { beside, ..Connection::new(opening, now) });
             }
+            Err(_) if beside.is_some() && self.up_to(node).is_some() => self.tell(Widening::Failed),
             Err(scope) => {
                 self.requester.handle_unreachable(node, scope, (&*self.sink, now));
                 self.judge(now);
@@ -66,13 +69,28 @@ impl<L: Landing> Peers<L> {
     }
 
     pub(super) fn handle_connected(&mut self, on: ConnectionId, now: Timestamp) {
+        let Some(connection) = self.connections.get_mut(&on) else { return };
+        connection.heard = now;
+        match connection.beside {
+            Some(Beside { than, .. }) => {
+                self.outbox.push(Output::Compare { connection: on, than });
+            }
+            None => self.greet(on),
+        }
+    }
+
+    /// The fabric has connected us: we introduce ourselves.
+    pub(super) fn greet(&mut self, on: ConnectionId) {
         let hello = self.introduction();
         if let Some(connection) = self.connections.get_mut(&on)
             && let State::Opening { node } = connection.state
         {
             connection.state = State::Greeting { node, hello };
-            connection.heard = now;
-            self.outbox.send(on, &Message::Hello(hello));
+            let message = match connection.beside {
+                Some(_) => Message::Beside(hello),
+                None => Message::Hello(hello),
+            };
+            self.outbox.send(on, &message);
         }
     }
 
@@ -86,6 +104,10 @@ impl<L: Landing> Peers<L> {
         let state = self.connections.get(&on).map(|connection| &connection.state);
         match (state, message) {
             (Some(State::Accepted), Message::Hello(hello)) => self.handle_hello(on, hello),
+            (Some(State::Accepted), Message::Beside(hello)) => {
+                self.handle_hello(on, hello);
+                self.note_beside(on, hello.node, now);
+            }
             (
                 Some(&State::Greeting { node, hello }),
                 Message::Welcome { introduction: welcome, proof, regions },
@@ -99,7 +121,7 @@ impl<L: Landing> Peers<L> {
                     self.requester.handle_unreachable(node, Scope::Peer, told);
                     return Ok(());
                 }
-                if self.is_superfluous(node) {
+                if self.is_superfluous(on, node) {
                     self.outbox.send(on, &Message::Goodbye { reason: GoodbyeReason::Replaced });
                     self.close(on, Scope::Local);
                     return Ok(());
@@ -163,9 +185,10 @@ impl<L: Landing> Peers<L> {
     }
 
     /// Whether a connection of ours to `node`, about to be proven, is one too many.
-    fn is_superfluous(&self, node: NodeId) -> bool {
-        self.connections.values().any(|other| match &other.state {
-            State::Up { remote } => remote.node == node,
+    fn is_superfluous(&self, on: ConnectionId, node: NodeId) -> bool {
+        let than = self.than(on);
+        self.connections.iter().any(|(id, other)| match &other.state {
+            State::Up { remote } => remote.node == node && than != Some(*id),
             State::Proven { remote, .. } => {
                 remote.node == node && !other.ours && node < self.local.node
             }
@@ -196,6 +219,7 @@ impl<L: Landing> Peers<L> {
         let layouts = HeardLayouts::default();
         let remote = Remote { connection: on, node, epoch, requester, regions, layouts };
         let ours = self.connections.get(&on).is_some_and(|connection| connection.ours);
+        let than = self.than(on);
         let mut earlier = Vec::new();
         for (&id, other) in &mut self.connections {
             let (State::Proven { remote, .. } | State::Up { remote }) = &other.state else {
@@ -204,11 +228,16 @@ impl<L: Landing> Peers<L> {
             if id == on || remote.node != node {
                 continue;
             }
+            let is_up = matches!(other.state, State::Up { .. });
+            if is_up && than == Some(id) && remote.epoch == epoch {
+                // It goes when nothing runs on it any more.
+                continue;
+            }
             // Of two at once ours stays; another start of the peer knows nothing of ours.
             let stays = other.ours && !ours && self.local.node < node && remote.epoch == epoch;
             if !stays {
                 earlier.push(id);
-            } else if matches!(other.state, State::Up { .. }) {
+            } else if is_up {
                 other.pinged = now;
                 self.outbox.send(id, &Message::Ping { token: now.as_nanos() });
             }
@@ -219,6 +248,7 @@ impl<L: Landing> Peers<L> {
         if let Some(connection) = self.connections.get_mut(&on) {
             connection.state = State::Proven { remote, held: Vec::new() };
         }
+        self.begin_rest(on, now);
         self.raise_proven(landing, now);
     }
 
@@ -274,9 +304,13 @@ impl<L: Landing> Peers<L> {
         };
         let (node, epoch, requester) = (remote.node, remote.epoch, remote.requester);
         connection.state = State::Up { remote };
+        let was_beside = connection.beside.take().is_some() && connection.ours;
         self.outbox.push(Output::Admit { connection: on });
         self.holder.supersede(requester, epoch);
         self.sink.emit(Event::PeerConnected);
+        if was_beside {
+            self.tell(Widening::Wider);
+        }
         self.reject_rivals(node, requester);
         self.health.handle_up(node);
         self.requester.handle_up(node, on, &mut self.outbox, now);

@@ -15,6 +15,7 @@ use std::time::Duration;
 use super::connection::Remote;
 use super::landing::Landing;
 use super::layouts::ToldLayouts;
+use super::lending::{place, uncover};
 use super::outbox::{Context, Outbox};
 use super::pressure::Pressure;
 use super::windows::Windows;
@@ -25,11 +26,11 @@ use crate::lease::{
     Completed, Completion, LeaseConfig, LeaseConfigError, LeaseTable, Residents, Usage,
 };
 use crate::limits;
-use crate::protocol::{HashEntry, Loan, LoanEntry, Message, Place, RanksStatus, millis};
+use crate::protocol::{HashEntry, Loan, LoanEntry, Message, RanksStatus, millis};
 use crate::store::{Found, PinError, Store};
 use crate::types::{
-    BlockKey, LeaseId, Load, NamespaceId, NodeEpoch, RequestId, RequesterIndex, ResidentId,
-    Timestamp,
+    BlockKey, LeaseId, Load, MemoryKind, NamespaceId, NodeEpoch, RequestId, RequesterIndex,
+    ResidentId, Timestamp,
 };
 
 /// A lend request, as it arrived.
@@ -209,8 +210,8 @@ impl Holder {
             let covers = (&mut self.windows, &mut self.layouts);
             let loan = match *pinned {
                 Ok(found) => match place(&found, room, (covers, reader), landing) {
-                    Ok(place) if draft.lend(found.id, place.len().into()).is_ok() => {
-                        room -= u64::from(place.len());
+                    Ok(place) if draft.lend(found.id, place.len().into(), kind(&found)).is_ok() => {
+                        room.take(place.len().into(), kind(&found));
                         let (rank, checksum) = (found.rank, found.payload.checksum);
                         let generation = found.id.generation;
                         loans.push(Loan::Ready { rank, generation, place, checksum }.into());
@@ -415,46 +416,6 @@ fn tell_refused(sink: &dyn EventSink, loans: &[LoanEntry]) {
     }
 }
 
-/// Where a peer is to read a pinned resident; else what it is told, and the pin is the caller's still.
-fn place<L: Landing>(
-    found: &Found,
-    room: u64,
-    (covers, reader): ((&mut Windows, &mut ToldLayouts), (ConnectionId, RequesterIndex)),
-    landing: &mut L,
-) -> Result<Place, Loan> {
-    // It has waited for that as long as it may.
-    if !landing.prepare(found) {
-        return Err(Loan::Busy(LendRefusal::Staging));
-    }
-    match landing.remote(&found.payload.extent) {
-        None => Err(Loan::Failed),
-        Some(place) if u64::from(place.len()) > room => Err(Loan::Busy(LendRefusal::Pressure)),
-        Some(place) if !cover(covers, reader, &place) => Err(Loan::Busy(LendRefusal::Windows)),
-        Some(place) => Ok(place),
-    }
-}
-
-/// Whether a loan can be read: by a window, where there are windows, or by the number of its layout.
-/// Where leases have keys of their own, a block in pieces has none: one for each piece would be too
-/// many, and one for all of them would open what lies between.
-fn cover(
-    (windows, layouts): (&mut Windows, &mut ToldLayouts),
-    reader: (ConnectionId, RequesterIndex),
-    place: &Place,
-) -> bool {
-    match place {
-        Place::Span(span) => windows.cover(reader, span),
-        Place::Block { layout, .. } => !windows.are_used() && layouts.name(*layout),
-    }
-}
-
-/// Takes back the latest [`cover`], which was for this loan.
-fn uncover(windows: &mut Windows, on: ConnectionId, place: &Place) {
-    if let Place::Span(span) = place {
-        windows.uncover(on, span);
-    }
-}
-
 /// A lend whose blocks are pinned and not ready to be read yet.
 #[derive(Debug)]
 struct ParkedLend {
@@ -470,6 +431,10 @@ fn prepare_all<L: Landing>(pinned: &[Result<Found, PinError>], landing: &mut L) 
     // All of them are asked, so that what takes time runs at once.
     let unready = pinned.iter().flatten().filter(|found| !landing.prepare(found));
     unready.count() == 0
+}
+
+fn kind(found: &Found) -> MemoryKind {
+    found.payload.extent.pool.kind()
 }
 
 pub(super) fn unpin(store: &Store, resident: ResidentId) {

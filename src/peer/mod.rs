@@ -8,6 +8,7 @@
 //! - [`handshake`](self::handshake) brings connections up, [`closing`](self::closing) takes them down.
 //! - [`holder`](self::holder) lends: leases, their expiry, the rank steps of completions;
 //!   [`withdrawing`](self::withdrawing) ends that for residents whose memory is taken back.
+//! - [`widening`](self::widening) replaces a connection that lost a NIC by one that has it again.
 //! - [`requester`](self::requester) borrows: lend, read, complete, publish.
 //!
 //! **One connection per node.** A new one replaces the old, which is closed and drained first; of two
@@ -25,6 +26,7 @@ mod handshake;
 mod holder;
 mod landing;
 mod layouts;
+mod lending;
 mod outbox;
 mod pressure;
 mod probe;
@@ -33,6 +35,7 @@ mod requesters;
 mod settle;
 mod silence;
 mod stall;
+mod widening;
 mod windows;
 mod withdrawing;
 #[cfg(test)]
@@ -70,6 +73,7 @@ use holder::Holder;
 use outbox::{Context, Outbox};
 use requester::Requester;
 use requesters::Requesters;
+use widening::Widenings;
 
 /// This node, as it introduces itself.
 #[derive(Debug, Clone)]
@@ -124,6 +128,7 @@ pub struct Peers<L: Landing> {
     requester: Requester<L>,
     outbox: Outbox,
     health: Health,
+    widening: Widenings,
     /// The load that [`Landing::note_load`] was last given.
     told: Option<Load>,
     /// When it was last looked who is silent.
@@ -163,6 +168,7 @@ impl<L: Landing> Peers<L> {
             requesters: Requesters::default(),
             outbox: Outbox::default(),
             health: Health::new(config.breaker),
+            widening: Widenings::default(),
             told: None,
             looked: Timestamp::ZERO,
             draining: false,
@@ -175,7 +181,7 @@ impl<L: Landing> Peers<L> {
         if let Err(suspended) = self.health.ask(node, now) {
             return self.requester.refuse(request, suspended, now);
         }
-        let up = self.up_to(node);
+        let up = self.lends_on(node);
         let held = self.health.paused(node, now);
         if held.is_some() {
             self.sink.emit(Event::PauseObeyed);
@@ -188,26 +194,6 @@ impl<L: Landing> Peers<L> {
         if up.is_none() && self.requester.waits_for(node) {
             self.dial(node);
         }
-    }
-
-    /// Asks for a connection to `node` unless one is on its way.
-    fn dial(&mut self, node: NodeId) {
-        if !self.leads_to(node) {
-            self.dialing.push(node);
-            self.outbox.push(Output::Connect { node });
-        }
-    }
-
-    /// Whether a connection to `node` is up or on its way.
-    fn leads_to(&self, node: NodeId) -> bool {
-        self.dialing.contains(&node)
-            || self.connections.values().any(|connection| connection.leads_to() == Some(node))
-    }
-
-    /// The connection to `node` that is up.
-    #[must_use]
-    pub fn up_to(&self, node: NodeId) -> Option<ConnectionId> {
-        up_to(&self.connections, node)
     }
 
     /// Takes an event of the fabric; `bytes` are those of a message event, else empty.
@@ -273,6 +259,8 @@ impl<L: Landing> Peers<L> {
                     return self.close(on, Scope::Local);
                 }
                 held.push(bytes.to_vec());
+                // Whoever says something on it has moved on from the one before it.
+                connection.beside.iter_mut().for_each(|beside| beside.is_used = true);
                 Ok(())
             }
             State::Closing { .. } => Ok(()),
@@ -330,7 +318,9 @@ impl<L: Landing> Peers<L> {
             }
             // An acceptor may refuse what follows from our proof when we are up already.
             Message::Goodbye { .. } | Message::Reject { .. } => self.close(on, Scope::Peer),
+            Message::Widen => self.widening.ask(remote.node, now),
             Message::Hello(_)
+            | Message::Beside(_)
             | Message::Welcome { .. }
             | Message::Confirm { .. }
             | Message::Layout { .. } => return Err(Violation),
@@ -347,6 +337,7 @@ impl<L: Landing> Peers<L> {
         self.break_and_settle(Scope::Path, landing, now);
         self.lend_parked(landing, now);
         self.check_silence(now);
+        self.check_rest(now);
         self.expire_withdrawn(now);
         self.cut_overdue(now);
         self.cut_expired(now);
@@ -368,8 +359,8 @@ impl<L: Landing> Peers<L> {
 
     /// Lends whose holder's pause is over.
     fn resume_held(&mut self, now: Timestamp) {
-        let connections = &self.connections;
-        self.requester.resume(|node| up_to(connections, node), &mut self.outbox, now);
+        let (connections, widening) = (&self.connections, &self.widening);
+        self.requester.resume(|node| widening.lends_on(connections, node), &mut self.outbox, now);
     }
 
     fn break_and_settle(&mut self, scope: Scope, landing: &mut L, now: Timestamp) {
@@ -460,6 +451,7 @@ impl<L: Landing> Peers<L> {
         });
         let probes = if self.draining { None } else { self.health.poll_timeout() };
         let requester = self.requester.poll_timeout().into_iter().chain(self.next_look());
+        let requester = requester.chain(self.rest_ends());
         pings.chain(requester).chain(self.holder.poll_timeout()).chain(probes).min()
     }
 
@@ -474,20 +466,4 @@ impl<L: Landing> Peers<L> {
     pub fn unfinished(&self) -> usize {
         self.requester.unfinished()
     }
-
-    /// Peers that are connected and authenticated, and their identities as readers.
-    pub fn connected(&self) -> impl Iterator<Item = (NodeId, RequesterId)> + '_ {
-        self.connections.values().filter_map(|connection| match &connection.state {
-            State::Up { remote } => Some((remote.node, self.requesters.name(remote.requester)?)),
-            _ => None,
-        })
-    }
-}
-
-/// The connection to a node that is up.
-fn up_to(connections: &BTreeMap<ConnectionId, Connection>, node: NodeId) -> Option<ConnectionId> {
-    connections.iter().find_map(|(id, connection)| match &connection.state {
-        State::Up { remote } if remote.node == node => Some(*id),
-        _ => None,
-    })
 }

@@ -16,6 +16,14 @@ pub enum Output {
         /// The node.
         node: NodeId,
     },
+    /// Say whether a connection goes over more NICs than another one, by
+    /// [`super::Peers::handle_compared`].
+    Compare {
+        /// The new one, which the fabric has connected.
+        connection: ConnectionId,
+        /// The one whose place it is to take.
+        than: ConnectionId,
+    },
     /// Let the peer read.
     Admit {
         /// Through which connection.

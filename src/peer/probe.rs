@@ -31,7 +31,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 enum Stage {
     Connecting,
     Nothing { read: TransferId, on: ConnectionId, page: RemoteSpan },
-    Page { read: TransferId },
+    Page { read: TransferId, on: ConnectionId },
     Answer { token: u64, on: ConnectionId },
 }
 
@@ -52,6 +52,16 @@ impl Probe {
     /// Whether it waits for an answer on this connection. READs end by their own completions.
     pub(super) fn asks_on(&self, connection: ConnectionId) -> bool {
         matches!(self.stage, Stage::Answer { on, .. } if on == connection)
+    }
+
+    /// Whether it asks or reads on this connection.
+    fn is_on(&self, connection: ConnectionId) -> bool {
+        match self.stage {
+            Stage::Connecting => false,
+            Stage::Nothing { on, .. } | Stage::Page { on, .. } | Stage::Answer { on, .. } => {
+                on == connection
+            }
+        }
     }
 
     /// Whether its time is up. READs have a deadline of their own.
@@ -106,6 +116,11 @@ impl Probes {
         for probe in &mut self.running {
             probe.deadline = probe.deadline + late;
         }
+    }
+
+    /// Whether one runs on this connection.
+    pub(super) fn any_on(&self, connection: ConnectionId) -> bool {
+        self.running.iter().any(|probe| probe.is_on(connection))
     }
 
     /// A probe that has ended.
@@ -228,7 +243,7 @@ impl<L: Landing> Requester<L> {
         cx: &mut Context<'_, L>,
     ) {
         let is_it = |probe: &Probe| match probe.stage {
-            Stage::Nothing { read, .. } | Stage::Page { read } => read == finished.id,
+            Stage::Nothing { read, .. } | Stage::Page { read, .. } => read == finished.id,
             Stage::Connecting | Stage::Answer { .. } => false,
         };
         let Some(at) = self.probes.running.iter().position(is_it) else { return };
@@ -242,7 +257,7 @@ impl<L: Landing> Requester<L> {
                 let read = self.read((on, deadline), page, block.destination, cx.landing);
                 if let Some(probe) = self.probes.running.get_mut(at) {
                     probe.deadline = deadline;
-                    probe.stage = Stage::Page { read };
+                    probe.stage = Stage::Page { read, on };
                 }
                 return;
             }

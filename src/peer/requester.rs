@@ -185,13 +185,7 @@ impl<L: Landing> Requester<L> {
         // flushes were polled before this one came up or will be ignored by the holder's cut.
         let reason = AbortReason::Reconnected;
         outbox.send(connection, &Message::Abort { lease: LeaseId::NONE, reason });
-        let timeout = self.config.answer_timeout;
-        for (id, fetch) in &mut self.fetches {
-            let waits = matches!(fetch.phase, Phase::Waiting) && fetch.held_until.is_none();
-            if fetch.request.node == node && waits {
-                fetch.lend(*id, (connection, timeout), outbox, now);
-            }
-        }
+        self.lend_waiting((node, connection), outbox, now);
     }
 
     /// No connection to `node` can be made: its waiting fetches fail.

@@ -91,7 +91,9 @@ pub fn decode(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
         return Err(DecodeError::Length { kind });
     }
     let message = match kind {
-        Kind::Hello => body.hello(),
+        Kind::Hello => body.hello().map(Message::Hello),
+        Kind::Beside => body.hello().map(Message::Beside),
+        Kind::Widen => Ok(Message::Widen),
         Kind::Welcome => body.welcome(),
         Kind::Confirm => body.confirm(),
         Kind::Reject => body.reject(),
@@ -205,10 +207,10 @@ impl<'a> Body<'a> {
         Ok(wire.reason)
     }
 
-    fn hello(&mut self) -> Result<Message<'a>, DecodeError> {
+    fn hello(&mut self) -> Result<Introduction, DecodeError> {
         let magic = self.take::<[u8; 8]>()?;
         self.check(*magic == MAGIC, "magic")?;
-        self.introduction().map(Message::Hello)
+        self.introduction()
     }
 
     fn welcome(&mut self) -> Result<Message<'a>, DecodeError> {

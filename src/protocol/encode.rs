@@ -62,7 +62,8 @@ impl Message<'_> {
 
     fn encode_body(&self, out: &mut Vec<u8>) {
         match *self {
-            Self::Hello(introduction) => {
+            Self::Widen => {}
+            Self::Hello(introduction) | Self::Beside(introduction) => {
                 append(out, &MAGIC);
                 append(out, &introduction.to_wire());
             }

@@ -67,6 +67,10 @@ codes! {
         Goodbye = 14, "goodbye";
         /// Says how blocks lie that leases will name by their numbers.
         Layout = 15, "layout";
+        /// The initiator of a connection that shall take another one's place introduces itself.
+        Beside = 16, "beside";
+        /// Asks for such a connection.
+        Widen = 17, "widen";
     }
 }
 

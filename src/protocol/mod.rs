@@ -8,7 +8,8 @@
 //!
 //! The handshake has three steps, so that each end answers a nonce of the other before it is given
 //! anything: `Hello`, `Welcome` with the acceptor's proof, `Confirm` with the initiator's. A node
-//! says `Reject` where it refuses.
+//! says `Reject` where it refuses. `Beside` is the `Hello` of a connection that is made beside one that is
+//! up, to take its place once nothing runs on that; the end that did not open that one asks by `Widen`.
 //!
 //! A holder whose blocks lie in pieces says `Layout` before the first lease that names one of them.
 //!
@@ -44,7 +45,7 @@ use crate::types::{
 };
 
 /// The version that this build speaks; it is in every message.
-pub const PROTOCOL_VERSION: u8 = 3;
+pub const PROTOCOL_VERSION: u8 = 4;
 
 /// How a `Hello` begins, so that a stray client is told apart from a node of another version.
 pub const MAGIC: [u8; 8] = *b"kvrail\r\n";
@@ -87,6 +88,9 @@ pub struct Introduction {
 pub enum Message<'a> {
     /// First step of the handshake.
     Hello(Introduction),
+    /// First step where the sender's connection to this node is up and shall stay until nothing runs on
+    /// it: then this one takes its place.
+    Beside(Introduction),
     /// Second step.
     Welcome {
         /// The acceptor.
@@ -199,6 +203,9 @@ pub enum Message<'a> {
         /// [`limits::LAYOUT_TENSORS_MAX`].
         tensors: &'a [TensorEntry],
     },
+    /// A connection that is made now could go over more NICs than this one does: whoever opened this one
+    /// is asked to make one, by `Beside`.
+    Widen,
     /// The sender closes the connection next.
     Goodbye {
         /// Why.
@@ -212,6 +219,8 @@ impl Message<'_> {
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Hello(_) => Kind::Hello,
+            Self::Beside(_) => Kind::Beside,
+            Self::Widen => Kind::Widen,
             Self::Welcome { .. } => Kind::Welcome,
             Self::Confirm { .. } => Kind::Confirm,
             Self::Reject { .. } => Kind::Reject,

@@ -2,8 +2,9 @@
 
 use super::data::DataThread;
 use super::in_place::InPlace;
-use crate::fabric::Rail;
+use crate::fabric::{ConnectionId, Lack, LackReason, Rail, width};
 use crate::health::Entry;
+use crate::limits;
 use crate::memory::ForeignFabric;
 use crate::peer::LeaseUsage;
 use crate::types::{NodeId, RequesterId, Timestamp};
@@ -19,6 +20,10 @@ pub struct ConnectedPeer {
     pub transport: &'static str,
     /// The pairs of NICs that it goes over.
     pub rails: Vec<Rail>,
+    /// NICs of this node that it lost, or had to do without from the start.
+    pub lacks: Vec<Lack>,
+    /// When it is tried again to have it go over more NICs; `None` while none of those it lacks works.
+    pub widens: Option<Timestamp>,
 }
 
 /// What peers look like now.
@@ -52,7 +57,25 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
             let connection = self.peers.up_to(node)?;
             let transport = self.fabric.transport(connection);
             let rails = self.fabric.rails(connection);
-            Some(ConnectedPeer { node, requester, transport, rails })
+            let lacks = self.fabric.lacks(connection);
+            let widens = self.peers.widens(node);
+            Some(ConnectedPeer { node, requester, transport, rails, lacks, widens })
         })
+    }
+
+    /// Once in a while: connections that lost a NIC get it back where it works again.
+    pub(super) fn widen(&mut self, now: Timestamp) {
+        if now < self.next_widen {
+            return;
+        }
+        self.next_widen = now + limits::WIDEN_LOOK;
+        let fabric = &self.fabric;
+        let works = |lack: &Lack| lack.reason == LackReason::None;
+        self.peers.widen(|on| fabric.lacks(on).iter().any(works), now);
+    }
+
+    pub(super) fn compare(&mut self, connection: ConnectionId, than: ConnectionId) {
+        let [new, old] = [connection, than].map(|on| self.fabric.rails(on));
+        self.peers.handle_compared(connection, width(&new) > width(&old));
     }
 }

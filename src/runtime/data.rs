@@ -236,6 +236,7 @@ where
         next_withdrawal: 0,
         reads: ReadBatch::default(),
         rejections: Rejections::default(),
+        next_widen: Timestamp::ZERO,
         drained: None,
         stopping: false,
     };
@@ -282,6 +283,8 @@ pub(super) struct DataThread<F: Fabric, L: InPlace> {
     pub(super) next_withdrawal: u64,
     reads: ReadBatch,
     rejections: Rejections,
+    /// When it is looked next which connections could be wider.
+    pub(super) next_widen: Timestamp,
     /// Who waits for the last lease to end.
     drained: Option<oneshot::Sender<()>>,
     stopping: bool,
@@ -325,6 +328,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
             if self.peers.poll_timeout().is_some_and(|deadline| deadline <= now) {
                 self.peers.handle_timeout(&mut self.landing, now);
             }
+            self.widen(now);
         }
     }
 
@@ -413,6 +417,7 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
                 };
                 self.peers.handle_connecting(node, result, now);
             }
+            Output::Compare { connection, than } => self.compare(connection, than),
             // A connection that closed meanwhile says so by its own event.
             Output::Admit { connection } => {
                 self.fabric.admit(connection).ok();

@@ -72,8 +72,9 @@ pub trait InPlace: Landing {
         let _ = pool;
     }
 
-    /// The marks for the memory that it serves now; `None` where they stay as they are.
-    fn pressure(&self) -> Option<Pressure> {
+    /// The marks for the memory that it serves now, and how many bytes of that each requester may have
+    /// under leases beside its quota; `None` where they stay as they are.
+    fn lendable(&self) -> Option<(Pressure, u64)> {
         None
     }
 }
@@ -223,8 +224,8 @@ impl<F: ForeignFabric, L: InPlace> DataThread<F, L> {
 
     /// What an engine opened to peers is memory that leases may take, as long as it is open.
     fn move_marks(&mut self) {
-        if let Some(pressure) = self.landing.pressure() {
-            self.peers.set_pressure(pressure);
+        if let Some((pressure, in_place_quota)) = self.landing.lendable() {
+            self.peers.set_memory(pressure, in_place_quota);
         }
     }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 use super::{ShmFabric, ShmName};
 use crate::fabric::{
     Access, Capabilities, CloseReason, Completion, ConnectionId, EventBatch, Fabric, FabricError,
-    FabricEvent, Rail, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
+    FabricEvent, Lack, Rail, ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::limits::CONNECTIONS_MAX;
 use crate::memory::{Climb, ForeignFabric, Mapping, Pinner, Registrable, Rung, RungRefused};
@@ -320,6 +320,13 @@ impl<F: Fabric<Memory = Mapping> + Watch> Fabric for WithShm<F> {
         match &self.near {
             Ok(_) if connection.slot & NEAR != 0 => Vec::new(),
             _ => self.far.rails(connection),
+        }
+    }
+
+    fn lacks(&self, connection: ConnectionId) -> Vec<Lack> {
+        match &self.near {
+            Ok(_) if connection.slot & NEAR != 0 => Vec::new(),
+            _ => self.far.lacks(connection),
         }
     }
 

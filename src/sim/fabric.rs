@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::{SimEndpoint, SimNetwork};
 use crate::fabric::{
-    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, ReadBatch, Region,
-    RegionId, RemoteSpan, Wake, WindowId,
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, Lack, LackReason, Rail,
+    ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::memory::Mapping;
 
@@ -59,6 +59,24 @@ impl Fabric for SimFabric {
             read_bytes: state.config.read_bytes,
             opening: Duration::ZERO,
         }
+    }
+
+    fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
+        let state = self.network.0.borrow();
+        let rails = state.open_end(self.at, connection).ok().and_then(|end| state.ends.get(end));
+        let rail = |nic| Rail {
+            local: format!("sim{nic}"),
+            remote: format!("sim{nic}"),
+            queue_pairs: 1,
+            reason: "simulated".to_owned(),
+        };
+        (0..rails.map_or(0, |end| end.rails)).map(rail).collect()
+    }
+
+    fn lacks(&self, connection: ConnectionId) -> Vec<Lack> {
+        let has = self.rails(connection).len();
+        let lack = |nic| Lack { local: format!("sim{nic}"), reason: LackReason::None };
+        (has..self.network.0.borrow().rails).map(lack).collect()
     }
 
     fn register(&mut self, memory: Arc<Mapping>, access: Access) -> Result<Region, FabricError> {

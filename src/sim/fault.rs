@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::fabric::{
-    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, Rail,
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, FabricEvent, Lack, Rail,
     ReadBatch, Region, RegionId, RemoteSpan, Wake, WindowId,
 };
 use crate::memory::{ForeignFabric, Pinner};
@@ -178,6 +178,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
         self.inner.rails(connection)
+    }
+
+    fn lacks(&self, connection: ConnectionId) -> Vec<Lack> {
+        self.inner.lacks(connection)
     }
 
     fn shared_memory(&self) -> Result<(), &str> {

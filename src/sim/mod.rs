@@ -190,6 +190,12 @@ impl SimNetwork {
         self.0.borrow_mut().end_between((a, b), CloseReason::Moved);
     }
 
+    /// From now on connections are made over so many pairs of NICs (1 at first); those that are there
+    /// keep theirs.
+    pub fn set_rails(&self, rails: usize) {
+        self.0.borrow_mut().rails = rails;
+    }
+
     /// Connections between two nodes that are open at both ends.
     #[must_use]
     pub fn connections(&self, a: SimEndpoint, b: SimEndpoint) -> usize {

@@ -61,6 +61,8 @@ pub(super) struct End {
     pub(super) other: Option<usize>,
     pub(super) phase: Phase,
     pub(super) admitted: bool,
+    /// Pairs of NICs that it goes over.
+    pub(super) rails: usize,
     /// When the latest message to this end arrives; no later one overtakes it.
     arrives: Timestamp,
     /// Messages of this end that are on their way.
@@ -100,6 +102,8 @@ pub(super) struct State {
     lives: u32,
     pub(super) nodes: BTreeMap<SimEndpoint, Node>,
     pub(super) ends: Vec<End>,
+    /// Pairs of NICs that connections go over which are made now.
+    pub(super) rails: usize,
     agenda: BTreeMap<(Timestamp, u64), Action>,
     /// Numbers what is put on the agenda, and READs.
     pub(super) counter: u64,
@@ -121,6 +125,7 @@ impl State {
             lives: 0,
             nodes: BTreeMap::new(),
             ends: Vec::new(),
+            rails: 1,
             agenda: BTreeMap::new(),
             counter: 0,
             partitions: BTreeSet::new(),
@@ -289,6 +294,7 @@ impl State {
             other: None,
             phase,
             admitted: false,
+            rails: self.rails,
             arrives: self.now,
             under_way: 0,
             reads: Vec::new(),

@@ -7,7 +7,7 @@ use kvrail::cuda::{
     Context, CudaError, DeviceMemory, Driver, EngineDevices, HostRegistration, OnLoss,
 };
 use kvrail::memory::{
-    Claims, CopyError, Direction, EngineMemory, ImportError, Mapping, StridedCopy,
+    Claims, CopyError, Direction, EngineMemory, ImportError, Mapping, Owner, StridedCopy,
 };
 use kvrail::protocol::door::{DeviceUuid, EngineEvent, MemorySource};
 
@@ -21,6 +21,7 @@ struct Node {
     device: DeviceUuid,
     pool: Arc<Mapping>,
     claims: Claims,
+    owner: Arc<Owner>,
 }
 
 impl Node {
@@ -29,7 +30,7 @@ impl Node {
         let device = DeviceUuid(driver.device(0).unwrap().attributes().uuid);
         let pool = Arc::new(Mapping::anonymous("test", POOL).unwrap());
         let devices = EngineDevices::new(driver, &[Arc::clone(&pool)], None).unwrap();
-        Self { devices, device, pool, claims: Claims::default() }
+        Self { devices, device, pool, claims: Claims::default(), owner: Arc::default() }
     }
 
     /// One that uses a GPU itself, and wants to hear of its loss.
@@ -41,7 +42,7 @@ impl Node {
         let host = HostRegistration::new(&context.bind().unwrap(), &pool).unwrap();
         let on_loss = Arc::clone(on_loss) as Arc<dyn OnLoss>;
         let devices = EngineDevices::sharing(context, [host].into(), Some(on_loss));
-        Self { devices, device, pool, claims: Claims::default() }
+        Self { devices, device, pool, claims: Claims::default(), owner: Arc::default() }
     }
 
     fn import(
@@ -50,7 +51,7 @@ impl Node {
         handle: [u8; 64],
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
         let source = MemorySource::CudaIpc { device, handle };
-        self.devices.import((&source, LEN), None, &self.claims)
+        self.devices.import((&source, LEN), None, (&self.claims, &self.owner))
     }
 
     fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -138,6 +139,9 @@ fn memory_is_imported_once_and_from_a_gpu_that_is_here() {
     let nonsense = node.import(node.device, [9; 64]).unwrap_err();
     assert!(matches!(nonsense, ImportError::System { .. }), "{nonsense}");
     assert_eq!(node.claims.len(), 2, "the handle and the address of what is imported");
+    node.owner.end();
+    let leaving = node.import(node.device, engine.memory.0).unwrap_err();
+    assert!(matches!(leaving, ImportError::Leaving), "{leaving}");
     drop(memory);
     assert!(node.claims.is_empty());
     node.import(node.device, engine.memory.0).unwrap();
@@ -153,7 +157,8 @@ fn memory_that_is_passed_by_descriptor_twice_is_two_imports_each_with_an_end_of_
     let source = MemorySource::CudaShareable { device: node.device };
     let import = || {
         let fd = memory.export(&bound).unwrap();
-        node.devices.import((&source, memory.len()), Some(fd), &node.claims).unwrap()
+        let engine = (&node.claims, &node.owner);
+        node.devices.import((&source, memory.len()), Some(fd), engine).unwrap()
     };
     let (one, other) = (import(), import());
     let mut copier = one.copier().unwrap();

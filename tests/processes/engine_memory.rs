@@ -65,6 +65,11 @@ pub(crate) fn by_blocks() -> Vec<Tensor> {
     vec![tensor, others]
 }
 
+/// Memory for a cache.
+pub(crate) fn cache() -> Mapping {
+    Mapping::anonymous(CACHE, BYTES).unwrap()
+}
+
 /// An engine: a connection, a cache that the node has imported, and how it lies.
 pub(crate) struct Engine<'c> {
     pub(crate) cache: Mapping,
@@ -74,7 +79,11 @@ pub(crate) struct Engine<'c> {
 
 impl<'c> Engine<'c> {
     pub(crate) fn new(client: &'c Client, tensors: &[Tensor]) -> Self {
-        let cache = Mapping::anonymous(CACHE, BYTES).unwrap();
+        Self::with_cache(client, cache(), tensors)
+    }
+
+    /// One whose cache is there already.
+    pub(crate) fn with_cache(client: &'c Client, cache: Mapping, tensors: &[Tensor]) -> Self {
         cache.write(0, &vec![0xee; CACHE_LEN]).unwrap();
         client.import_memfd(cache.file().unwrap(), BYTES).unwrap();
         let layout = Layout::new(tensors.to_vec(), BLOCKS, |_| Some(BYTES)).unwrap();

@@ -2,16 +2,20 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use kvrail::cli::cluster::Process;
 use kvrail::client::{Client, ClientError};
 use kvrail::layout::BlockId;
+use kvrail::memory::Mapping;
 use kvrail::protocol::door::{BlockOrigin, LoadOutcome, MovedBlock, PublishOutcome, Source};
 use rustix::process::Signal;
 
-use crate::engine_memory::{BLOCKS, Engine, at, blocks, by_blocks, by_layers, caches, loaded};
+use crate::engine_memory::{
+    BLOCKS, BYTES, Engine, at, blocks, by_blocks, by_layers, cache, caches, loaded,
+};
 use crate::support::{
     Blocks, Counts, IMPATIENT, OVER_SHM, PATIENCE, TestProcess, assert_at_rest,
     assert_at_rest_over, assert_rank, cluster, holder_and_reader, is_lending, namespace, node_id,
@@ -19,12 +23,12 @@ use crate::support::{
 };
 
 /// Blocks that lie in engines' memory, and layouts that these may lie in.
-fn in_place(client: &Client) -> (u64, usize) {
+pub(crate) fn in_place(client: &Client) -> (u64, usize) {
     let stat = client.stat().unwrap().in_place;
     (stat.blocks, stat.layouts.len())
 }
 
-fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
+pub(crate) fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
     moved.iter().map(|moved| moved.block).collect()
 }
 
@@ -33,7 +37,7 @@ fn stored(count: usize) -> Vec<PublishOutcome> {
 }
 
 /// Publishes blocks until the registry knows them.
-fn publish(engine: &Engine<'_>, client: &Client, moved: &[MovedBlock]) {
+pub(crate) fn publish(engine: &Engine<'_>, client: &Client, moved: &[MovedBlock]) {
     let outcomes = engine.imported.publish(&namespace(), moved, false).unwrap();
     assert_eq!(outcomes, stored(moved.len()));
     assert!(client.flush(PATIENCE).unwrap());
@@ -148,32 +152,6 @@ fn what_cannot_be_published_is_refused_with_the_reason() {
     assert_at_rest("node", &other);
 }
 
-#[test]
-fn a_node_with_small_pools_lends_as_much_as_its_engines_have() {
-    let cluster = cluster();
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let small = ["--pool", "256KiB", "--lease-bytes", "4MiB"];
-    let (holder, reader) = (
-        cluster.node("holder", address, &small).unwrap(),
-        cluster.node("reader", address, &[]).unwrap(),
-    );
-    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
-    let engine = Engine::new(&at_holder, &by_layers());
-    let all = Blocks::new("more than the pools", BLOCKS, crate::engine_memory::BLOCK);
-    let moved = at(&all, |at| at);
-    engine.fill_all(&all, &moved);
-    publish(&engine, &at_holder, &moved);
-    let from = Source::From(node_id(&at_holder));
-    assert_eq!(read(&at_reader, &all, from), Counts::all_ready(all.len()));
-    // What the node copies for its own readers is bound by its pools.
-    let here = read(&at_holder, &all, Source::Here);
-    assert!(here.ready > 0 && here.busy > 0 && here.ready + here.busy == all.len(), "{here:?}");
-    assert_eq!(engine.imported.withdraw(&numbers(&moved)).unwrap(), BLOCKS);
-    assert_at_rest("holder", &at_holder);
-    assert_at_rest("reader", &at_reader);
-}
-
 /// Sets of blocks that are published one after the other where the last one was.
 const TURNS: u32 = 12;
 
@@ -277,10 +255,15 @@ fn a_reader_that_hangs_is_cut_off_and_the_engine_has_its_blocks_back() {
 const DOOR: &str = "KVRAIL_TEST_IN_PLACE_DOOR";
 /// The name of the blocks that it keeps published.
 const NAME: &str = "KVRAIL_TEST_IN_PLACE_NAME";
+/// The memory file of its cache, where that is its parent's.
+const CACHE: &str = "KVRAIL_TEST_IN_PLACE_CACHE";
 
-fn engine_process(node: &Process, name: &str) -> TestProcess {
+fn engine_process(node: &Process, name: &str, cache: Option<&Mapping>) -> TestProcess {
     let door: PathBuf = node.addresses().unwrap().socket.clone().unwrap();
-    let told = [(DOOR, door.as_os_str()), (NAME, OsStr::new(name))];
+    let mut told = vec![(DOOR, door.as_os_str()), (NAME, OsStr::new(name))];
+    let file = cache.map(|cache| cache.file().unwrap().as_raw_fd());
+    let path = file.map(|file| format!("/proc/{}/fd/{file}", std::process::id()));
+    told.extend(path.iter().map(|path| (CACHE, OsStr::new(path))));
     TestProcess::start("in_place::an_engine_for_ever", &told)
 }
 
@@ -291,7 +274,11 @@ fn an_engine_for_ever() {
     let (Some(door), Ok(name)) = (std::env::var_os(DOOR), std::env::var(NAME)) else { return };
     TestProcess::begin();
     let client = Client::connect(Path::new(&door)).unwrap();
-    let engine = Engine::new(&client, &by_layers());
+    let cache = std::env::var_os(CACHE).map_or_else(cache, |path| {
+        let file = fs::File::options().read(true).write(true).open(path).unwrap();
+        Mapping::keeping(file, BYTES).unwrap()
+    });
+    let engine = Engine::with_cache(&client, cache, &by_layers());
     let kept = blocks(&name);
     let keeps = at(&kept, |at| at);
     engine.fill_all(&kept, &keeps);
@@ -360,7 +347,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
     for round in 0..ROUNDS {
         let name = format!("round {round}");
         let kept = blocks(&name);
-        let mut engine = engine_process(&holder, &name);
+        let mut engine = engine_process(&holder, &name, None);
         until("it has published", || in_place(&at_holder).0 >= 16);
         assert!(at_holder.flush(PATIENCE).unwrap());
         let moved = at(&kept, |at| at);
@@ -397,7 +384,7 @@ fn a_hanging_reader_keeps_no_memory_of_a_killed_engine() {
     let reader = cluster.node("reader", address, &[&IMPATIENT[..], &hanging].concat()).unwrap();
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let kept = blocks("kept");
-    let mut engine = engine_process(&holder, "kept");
+    let mut engine = engine_process(&holder, "kept", None);
     until("it has published", || in_place(&at_holder).0 >= 16);
     assert!(at_holder.flush(PATIENCE).unwrap());
     let from = Source::From(node_id(&at_holder));
@@ -412,6 +399,46 @@ fn a_hanging_reader_keeps_no_memory_of_a_killed_engine() {
     });
     assert_at_rest("holder", &at_holder);
     assert_at_rest("reader", &at_reader);
+}
+
+#[test]
+fn an_engine_that_comes_back_with_its_memory_waits_for_its_last_readers() {
+    let cluster = cluster();
+    let registry = cluster.registry("registry", &[]).unwrap();
+    let address = registry.addresses().unwrap().listen;
+    let holder = cluster.node("holder", address, &[]).unwrap();
+    let hanging = ["--fault", "stop:posted"];
+    let reader = cluster.node("reader", address, &[&IMPATIENT[..], &hanging].concat()).unwrap();
+    let other = cluster.node("other", address, &[]).unwrap();
+    let (at_holder, at_reader, at_other) =
+        (holder.client().unwrap(), reader.client().unwrap(), other.client().unwrap());
+    let (cache, kept, next) = (cache(), blocks("kept"), blocks("after it came back"));
+    let mut engine = engine_process(&holder, "kept", Some(&cache));
+    until("it has published", || in_place(&at_holder).0 >= 16);
+    assert!(at_holder.flush(PATIENCE).unwrap());
+    let from = Source::From(node_id(&at_holder));
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&at_reader, &kept, from));
+        until_stopped(&reader);
+        // As long as it is there its memory is nobody else's.
+        let taken =
+            holder.client().unwrap().import_memfd(cache.file().unwrap(), BYTES).unwrap_err();
+        assert!(taken.to_string().contains("import each allocation once"), "{taken}");
+        engine.kill();
+        let client = holder.client().unwrap();
+        let again = Engine::with_cache(&client, cache, &by_layers());
+        assert_eq!(in_place(&at_holder), (0, 0), "all that it published before is taken back");
+        let moved = at(&next, |at| at);
+        again.fill_all(&next, &moved);
+        publish(&again, &client, &moved);
+        assert_eq!(read(&at_other, &next, from), Counts::all_ready(next.len()));
+        reader.signal(Signal::CONT);
+        reading.join().unwrap();
+    });
+    until("the last one is taken back, too", || in_place(&at_holder) == (0, 0));
+    for (name, client) in [("holder", &at_holder), ("reader", &at_reader), ("other", &at_other)] {
+        assert_at_rest(name, client);
+    }
 }
 
 /// Engines that come, publish, are read from, and go.

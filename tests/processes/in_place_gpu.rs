@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use kvrail::cli::cluster::Process;
 use kvrail::client::{Client, ClientError};
 use kvrail::cuda::{Event, Stream};
 use kvrail::protocol::door::{EngineEvent, MovedBlock, PublishOutcome, Source};
@@ -171,19 +172,29 @@ fn a_gpu_that_only_engines_use_takes_what_is_published_there_along_when_it_is_lo
 /// What a child process is told: the node's door, and the driver.
 const DOOR: &str = "KVRAIL_TEST_GPU_IN_PLACE_DOOR";
 const LIBRARY: &str = "KVRAIL_TEST_GPU_IN_PLACE_LIBRARY";
+/// The name of the blocks that it keeps published.
+const NAME: &str = "KVRAIL_TEST_GPU_IN_PLACE_NAME";
 
-/// No test of its own: what the child of the test below runs.
+/// An engine of this node, in a process of its own, that keeps blocks of this name published.
+pub(crate) fn engine_process(node: &Process, standin: &StandIn, name: &str) -> TestProcess {
+    let door: PathBuf = node.addresses().unwrap().socket.clone().unwrap();
+    let library = standin.library();
+    let told: [(&str, &OsStr); 3] =
+        [(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str()), (NAME, OsStr::new(name))];
+    TestProcess::start("in_place_gpu::an_engine_for_ever", &told)
+}
+
+/// No test of its own: what the children of tests run.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the parent says by variables what a child is to do")]
 fn an_engine_for_ever() {
-    let (Some(door), Some(library)) = (std::env::var_os(DOOR), std::env::var_os(LIBRARY)) else {
-        return;
-    };
+    let variables = [DOOR, LIBRARY].map(std::env::var_os);
+    let ([Some(door), Some(library)], Ok(name)) = (variables, std::env::var(NAME)) else { return };
     TestProcess::begin();
     let client = Client::connect(Path::new(&door)).unwrap();
     let gpu = Gpu::new(library);
     let engine = Engine::new(&client, &gpu, (By::Handle, &by_layers()));
-    let kept = blocks("kept");
+    let kept = blocks(&name);
     let moved = at(&kept, |at| at);
     engine.fill_all(&kept, &moved);
     loop {
@@ -206,12 +217,9 @@ fn a_killed_engines_gpu_memory_is_closed_once_no_card_reads_it() {
         cluster.node("reader", address, &APART).unwrap(),
     );
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
-    let door: PathBuf = holder.addresses().unwrap().socket.clone().unwrap();
-    let library = standin.library();
-    let told: [(&str, &OsStr); 2] = [(DOOR, door.as_os_str()), (LIBRARY, library.as_os_str())];
     let kept = blocks("kept");
     let from = Source::From(node_id(&at_holder));
-    let mut engine = TestProcess::start("in_place_gpu::an_engine_for_ever", &told);
+    let mut engine = engine_process(&holder, &standin, "kept");
     until("it has published", || at_holder.stat().unwrap().in_place.blocks == 16);
     assert!(at_holder.flush(PATIENCE).unwrap());
     let counts = std::thread::scope(|scope| {

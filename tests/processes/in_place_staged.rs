@@ -10,10 +10,14 @@ use kvrail::protocol::door::{MovedBlock, PublishOutcome, Source};
 use crate::cuda_standin::StandIn;
 use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory};
 use crate::engine_memory::{BLOCK, at, blocks, by_blocks, by_layers};
-use crate::in_place_gpu::assert_lost;
+use crate::in_place_gpu::{assert_lost, engine_process};
 use crate::support::{
-    Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, namespace, node_id, read, save, until,
+    Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id, read,
+    save, transport, until,
 };
+
+/// Bad address: what a NIC's driver answers for memory that it cannot reach.
+const EFAULT: i32 = 14;
 
 /// A node with a GPU, and one that reads from it over the network.
 fn pair(cluster: &Cluster, arguments: &[&str]) -> (Process, Process, Process) {
@@ -54,14 +58,26 @@ fn gpu_memory_that_no_card_reaches_is_read_as_copies() {
     let gpu = Gpu::new(standin.library());
     let before = device_memory(&holder);
     let from = Source::From(node_id(&at_holder));
-    for (tensors, name) in [(by_layers(), "by layers"), (by_blocks(), "by blocks")] {
+    for (tensors, by, name) in
+        [(by_layers(), By::Handle, "by layers"), (by_blocks(), By::Descriptor, "by blocks")]
+    {
         let client = holder.client().unwrap();
-        let engine = Engine::new(&client, &gpu, (By::Handle, &tensors));
+        let engine = Engine::new(&client, &gpu, (by, &tensors));
         let blocks = blocks(name);
         let moved = publish(&client, &engine, &blocks);
         let stat = client.stat().unwrap().in_place;
         assert_eq!((stat.blocks, stat.layouts.len()), (blocks.len() as u64, 1));
         assert_eq!((stat.layouts[0].way.as_str(), stat.refused.len()), ("staging", 0), "{stat:?}");
+        let refused = &stat.layouts[0].refused;
+        if transport() == "verbs" {
+            let of = |rung: &str| refused.iter().find(|it| it.rung == rung).unwrap();
+            let peermem = of("peermem");
+            assert_eq!((peermem.call.as_str(), peermem.errno), ("ibv_reg_mr", Some(EFAULT)));
+            let dma_buf = of("dma-buf");
+            // A card may refuse what the driver exports; memory that is passed by handle it need not export.
+            let by_card = dma_buf.call == "ibv_reg_dmabuf_mr" && dma_buf.errno.is_some();
+            assert!(by_card || by == By::Handle, "{dma_buf:?}");
+        }
         standin.log();
         assert_eq!(read(&at_reader, &blocks, from), Counts::all_ready(blocks.len()));
         let copied = |line: &String| line.starts_with("ran cuMemcpy");
@@ -76,6 +92,75 @@ fn gpu_memory_that_no_card_reaches_is_read_as_copies() {
     }
     assert_at_rest("holder", &at_holder);
     assert_at_rest("reader", &at_reader);
+}
+
+/// Sets of blocks that are published one after the other where the last one was.
+const TURNS: u32 = 8;
+
+#[test]
+fn copies_of_gpu_blocks_that_are_taken_back_and_overwritten_are_never_read_wrong() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let (_registry, holder, reader) = pair(&cluster, &[]);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let gpu = Gpu::new(standin.library());
+    let engine = Engine::new(&at_holder, &gpu, (By::Handle, &by_layers()));
+    let from = Source::From(node_id(&at_holder));
+    let sets: Vec<Blocks> = (0..TURNS).map(|turn| blocks(&format!("turn {turn}"))).collect();
+    let (began, turn) = std::sync::mpsc::channel::<usize>();
+    // What a reader gets is what was published, or nothing: `read` compares the bytes.
+    let ready: usize = std::thread::scope(|scope| {
+        let (sets, at_reader) = (&sets, &at_reader);
+        let reading = scope
+            .spawn(move || turn.iter().map(|turn| read(at_reader, &sets[turn], from).ready).sum());
+        for (turn, set) in sets.iter().enumerate() {
+            let moved = publish(&at_holder, &engine, set);
+            began.send(turn).unwrap();
+            if turn == 0 {
+                // One set is read whole, so that the rest is not about nothing.
+                until("somebody reads", || at_reader.stat().unwrap().residents.blocks >= 16);
+            }
+            assert_eq!(engine.imported.withdraw(&numbers(&moved)).unwrap(), 16);
+        }
+        drop(began);
+        reading.join().unwrap()
+    });
+    assert!(ready >= 16, "{ready}");
+    assert_at_rest("holder", &at_holder);
+    assert_at_rest("reader", &at_reader);
+}
+
+/// Rounds of an engine that is killed.
+const ROUNDS: usize = 3;
+
+#[test]
+fn a_killed_engines_gpu_memory_is_closed_once_nobody_reads_copies_of_it() {
+    let Some(standin) = StandIn::new() else { return };
+    let cluster = cluster(&standin);
+    let (_registry, holder, reader) = pair(&cluster, &[]);
+    let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
+    let before = device_memory(&holder);
+    let from = Source::From(node_id(&at_holder));
+    for round in 0..ROUNDS {
+        let name = format!("round {round}");
+        let kept = blocks(&name);
+        let mut engine = engine_process(&holder, &standin, &name);
+        until("it has published", || at_holder.stat().unwrap().in_place.blocks == 16);
+        assert!(at_holder.flush(PATIENCE).unwrap());
+        let counts = std::thread::scope(|scope| {
+            let reading = scope.spawn(|| read(&at_reader, &kept, from));
+            until("it lends, or has lent", || is_lending(&at_holder) || reading.is_finished());
+            engine.kill();
+            reading.join().unwrap()
+        });
+        let told = counts.ready + counts.failed + counts.not_found + counts.busy;
+        assert_eq!(told, kept.len(), "{counts:?}");
+        until_closed(&at_holder, &holder, before);
+        let none = Counts { not_found: kept.len(), ..Counts::default() };
+        assert_eq!(read(&at_holder, &kept, Source::Here), none);
+        assert_at_rest("holder", &at_holder);
+        assert_at_rest("reader", &at_reader);
+    }
 }
 
 #[test]

@@ -43,6 +43,7 @@ mod hung_peers;
 mod in_place;
 #[cfg(feature = "gpu")]
 mod in_place_gpu;
+mod in_place_quota;
 #[cfg(feature = "gpu")]
 mod in_place_gpu_or_shm;
 #[cfg(feature = "gpu")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::cluster::{Noise, block_of, endpoint, key_of};
-use crate::krate::event::{Event, LeaseEnd};
+use crate::krate::event::{Event, LeaseEnd, Widening};
 use crate::krate::health::BreakerState;
 use crate::krate::protocol::door::Source;
 use crate::world::{BLOCKS, World};
@@ -147,6 +147,8 @@ impl World {
         let opened = |event: &Event| matches!(event, Event::BreakerOpened { .. });
         seen.count("peer left alone", node.log.count(opened) as u64);
         seen.count("probe that was good", logged(Event::Probed { good: true }));
+        let wider = Event::ConnectionWidened { outcome: Widening::Wider };
+        seen.count("made wider", logged(wider));
         seen.count("pause obeyed", logged(Event::PauseObeyed));
         seen.count("evicted", node.landing.evicted);
         seen.count("withdrawn", node.landing.removed);

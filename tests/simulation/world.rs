@@ -50,7 +50,8 @@ fn shape_of(seed: u64, random: &mut Random) -> Shape {
     if place % 2 == 1 {
         // Some holders ask their readers to hold back, and lend no more at all now and then.
         let (high_bytes, low_bytes, low_leases) = (3000, 1000, 3);
-        shape.peers.pressure = Pressure { high_bytes, low_bytes, low_leases };
+        shape.peers.pressure =
+            Pressure { high_bytes, low_bytes, low_leases, ..Pressure::default() };
     }
     shape.noise.lost = [0, 0, 20][place / 54 % 3];
     shape.noise.repeated = [0, 20][place / 162 % 2];
@@ -227,7 +228,12 @@ impl World {
                     self.cluster.network.heal(endpoint(a), endpoint(b));
                 }
             }
-            86..90 => self.strike_registry(),
+            86..89 => self.strike_registry(),
+            89 => {
+                // A NIC of everybody's is lost or back.
+                let rails = 1 + self.random.below(3);
+                self.cluster.network.set_rails(usize::try_from(rails).unwrap());
+            }
             90..95 => self.crash(),
             95..98 => {
                 // One thread stands still while its peers' do not.

@@ -3,6 +3,7 @@
 
 mod expiry;
 mod model;
+mod quotas;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::event::{Event, EventSink, LeaseEnd, LendRefusal};
 use crate::limits;
-use crate::types::{Generation, Timestamp};
+use crate::types::{Generation, MemoryKind, Timestamp};
 
 /// One resident of the stand-in.
 #[derive(Debug, Default)]
@@ -124,7 +125,7 @@ impl Bench {
         let mut draft = self.table.draft(to, blocks.len(), &self.shelf).unwrap();
         for block in blocks {
             match block {
-                Some(block) => draft.lend(self.shelf.pin(*block), 100).unwrap(),
+                Some(block) => draft.lend(self.shelf.pin(*block), 100, MemoryKind::Host).unwrap(),
                 None => draft.skip(),
             }
         }
@@ -158,7 +159,10 @@ fn a_completion_steps_good_blocks_and_only_unpins_the_others() {
     let mut bench = Bench::new();
     let a = borrower(A, 1);
     let lease = bench.lend(a, &[Some(1), None, Some(2)], at(0));
-    assert_eq!(bench.table.usage(a.requester), Usage { leases: 1, bytes: 200, blocks: 2 });
+    assert_eq!(
+        bench.table.usage(a.requester),
+        Usage { leases: 1, bytes: 200, own_bytes: 200, blocks: 2 }
+    );
     assert_eq!(bench.complete(a, lease, 3, &[0b001]), Completed::Recorded);
     assert_eq!(bench.ranks, [1, 0, 0]);
     assert_eq!(bench.shelf.steps(), 1);
@@ -401,67 +405,11 @@ fn a_draft_that_is_dropped_or_lends_nothing_leaves_nothing_behind() {
     let mut bench = Bench::new();
     let a = borrower(A, 1);
     let mut draft = bench.table.draft(a, 2, &bench.shelf).unwrap();
-    draft.lend(bench.shelf.pin(1), 100).unwrap();
+    draft.lend(bench.shelf.pin(1), 100, MemoryKind::Host).unwrap();
     draft.skip();
     drop(draft);
     assert_eq!(bench.lend(a, &[None, None], at(0)), LeaseId::NONE);
     assert_eq!(bench.log.drain(), []);
-    bench.assert_idle();
-}
-
-#[test]
-fn quotas_bound_a_requester_and_not_its_neighbour() {
-    let mut bench = Bench::new();
-    let (a, b) = (borrower(A, 1), borrower(B, 1));
-    // Bytes: 1000 in all, 100 a block. The refused block is given back, its position skipped.
-    let mut draft = bench.table.draft(a, 11, &bench.shelf).unwrap();
-    for block in 0..10 {
-        draft.lend(bench.shelf.pin(block), 100).unwrap();
-    }
-    let refused = draft.lend(bench.shelf.pin(10), 1).unwrap_err();
-    assert_eq!(refused, QuotaError::Bytes { limit: 1000 });
-    assert!(refused.is_backpressure());
-    let lease = draft.grant(at(0));
-    assert_eq!(bench.shelf.pins(), 10);
-    bench.lend(b, &[Some(1)], at(0));
-    assert_eq!(bench.complete(a, lease, 11, &[0xff, 3]), Completed::Recorded);
-    // Leases: three of one requester, in two of its starts. Those being cut still count.
-    bench.lend(a, &[Some(1)], at(0));
-    bench.lend(borrower(A, 2), &[Some(1)], at(0));
-    bench.lend(a, &[Some(1)], at(0));
-    assert!(bench.table.poll_cut(at(1000)).is_some());
-    bench.log.drain();
-    let refused = bench.table.draft(a, 7, &bench.shelf).unwrap_err();
-    assert_eq!(refused, QuotaError::Leases { limit: 3 });
-    let reason = LendRefusal::Quota;
-    let blocks = 7;
-    assert_eq!(bench.log.drain(), [Event::LendRefused { reason, blocks }]);
-    assert!(bench.table.draft(b, 1, &bench.shelf).is_ok());
-}
-
-#[test]
-fn the_table_and_each_lease_are_bounded() {
-    let mut bench = Bench::new();
-    for requester in 0..8 {
-        bench.lend(borrower(requester, 1), &[Some(1)], at(0));
-    }
-    let full = bench.table.draft(borrower(9, 1), 1, &bench.shelf).unwrap_err();
-    assert_eq!(full, QuotaError::Table { limit: 8 });
-    assert_eq!(bench.cut_all(at(1000)).len(), 8);
-    let a = borrower(A, 1);
-    let limit = limits::LEND_BLOCKS_MAX;
-    let long = bench.table.draft(a, limit + 1, &bench.shelf).unwrap_err();
-    assert_eq!(long, QuotaError::Blocks { limit });
-    let mut draft = bench.table.draft(a, 1, &bench.shelf).unwrap();
-    for _ in 0..limit {
-        draft.lend(bench.shelf.pin(1), 1).unwrap();
-    }
-    let long = draft.lend(bench.shelf.pin(1), 1).unwrap_err();
-    assert_eq!(long, QuotaError::Blocks { limit });
-    drop(draft);
-    let limit = limits::REQUESTERS_MAX;
-    let beyond = bench.table.draft(borrower(4096, 1), 1, &bench.shelf);
-    assert_eq!(beyond.unwrap_err(), QuotaError::Requester { limit });
     bench.assert_idle();
 }
 

@@ -96,7 +96,7 @@ fn lend(bench: &mut Bench, world: &mut World, to: Borrower, blocks: &[(u32, bool
     let mut lent = Vec::new();
     for (block, wanted) in blocks {
         if *wanted {
-            lent.push(draft.lend(bench.shelf.pin(*block), 90).is_ok());
+            lent.push(draft.lend(bench.shelf.pin(*block), 90, MemoryKind::Host).is_ok());
         } else {
             draft.skip();
             lent.push(false);
@@ -120,7 +120,7 @@ fn apply(bench: &mut Bench, world: &mut World, operation: Operation) {
         Operation::Drop(requester, blocks) => {
             if let Ok(mut draft) = bench.table.draft(borrower(requester, 0), 5, &bench.shelf) {
                 for block in blocks {
-                    draft.lend(bench.shelf.pin(block), 400).ok();
+                    draft.lend(bench.shelf.pin(block), 400, MemoryKind::Host).ok();
                 }
             }
         }
@@ -179,10 +179,11 @@ fn apply(bench: &mut Bench, world: &mut World, operation: Operation) {
 fn check_usage(bench: &Bench) {
     let totals = bench.table.totals();
     assert_eq!(totals.blocks, u64::from(bench.shelf.pins()));
-    assert_eq!(totals.bytes, totals.blocks * 90);
+    assert_eq!((totals.bytes, totals.own_bytes), (totals.blocks * 90, totals.blocks * 90));
     let sums = bench.table.usages().fold(Usage::default(), |sum, (_, it)| Usage {
         leases: sum.leases + it.leases,
         bytes: sum.bytes + it.bytes,
+        own_bytes: sum.own_bytes + it.own_bytes,
         blocks: sum.blocks + it.blocks,
     });
     assert_eq!(sums, totals);

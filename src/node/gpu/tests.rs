@@ -100,6 +100,7 @@ impl Scene {
             reserved: Vec::new(),
             layouts: std::collections::BTreeMap::new(),
             marks: (1, (100, 100)),
+            quota_grows: false,
         };
         Self { landing, residency, context, pool, arriving, leaving }
     }

@@ -108,7 +108,7 @@ impl Engine {
 }
 
 /// The GPUs that a layout lies on.
-pub(super) fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
+fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
     let tensors = imported.layout.tensors().iter();
     let memory = tensors.filter_map(|it| imported.memory.get(usize::from(it.allocation.0)));
     memory.filter_map(|memory| memory.device()).collect()
@@ -151,12 +151,8 @@ impl Inner {
         (namespace, blocks): (Namespace, Vec<MovedBlock>),
     ) -> Result<Opened, String> {
         self.in_place.never()?;
-        let gpus = gpus(&imported);
-        if !gpus.is_disjoint(&self.residency.lost_gpus()) {
-            return Err(LOST.to_owned());
-        }
         let stored_before = self.residency.stored();
-        self.open_layout(&engine, id, (imported, gpus)).await?;
+        self.open_layout(&engine, id, imported).await?;
         let namespace = namespace.id();
         let key = |moved: &MovedBlock| BlockKey { namespace, hash: moved.hash };
         let blocks: Vec<_> = blocks.iter().map(|moved| (moved.block, key(moved))).collect();
@@ -172,8 +168,12 @@ impl Inner {
         &self,
         engine: &Arc<Engine>,
         id: LayoutId,
-        (imported, gpus): (Arc<Imported>, BTreeSet<DeviceUuid>),
+        imported: Arc<Imported>,
     ) -> Result<(), String> {
+        let gpus = gpus(&imported);
+        if !gpus.is_disjoint(&self.residency.lost_gpus()) {
+            return Err(LOST.to_owned());
+        }
         let mut ways = engine.ways.lock().await;
         {
             let state = lock(&engine.state);

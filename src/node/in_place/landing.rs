@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
-use super::engine::{LOST, Published, gpus};
+use super::engine::{LOST, Published};
 use crate::layout::BlockId;
 use crate::node::Inner;
 use crate::peer::Wish;
@@ -93,8 +93,7 @@ impl Inner {
     ) -> Result<Vec<AcquireOutcome>, NotLanded> {
         self.in_place.never().map_err(NotLanded::NoWay)?;
         let no_way = |why: &str| NotLanded::NoWay(why.to_owned());
-        let gpus = gpus(&imported);
-        self.open_layout(&engine, id, (imported, gpus)).await.map_err(NotLanded::NoWay)?;
+        self.open_layout(&engine, id, imported).await.map_err(NotLanded::NoWay)?;
         let places = {
             let mut state = lock(&engine.state);
             let layout = if state.gone { None } else { state.layouts.get_mut(&id) };

@@ -174,7 +174,8 @@ fn a_pause_is_obeyed_by_the_next_lend() {
 fn above_its_mark_a_holder_lends_no_more_and_says_why() {
     let mut shape = shape();
     // Two blocks of about 300 bytes fit below the high mark, and one below the low one.
-    shape.peers.pressure = Pressure { high_bytes: 700, low_bytes: 400, low_leases: 100 };
+    shape.peers.pressure =
+        Pressure { high_bytes: 700, low_bytes: 400, low_leases: 100, ..Pressure::default() };
     let mut cluster = Cluster::new(2, shape);
     cluster.save(A, &[1, 2, 3]);
     let mut stranger = Stranger::new(&cluster, B + 1);

@@ -18,5 +18,6 @@ mod staged;
 mod stalls;
 mod stranger;
 mod strided;
+mod widening;
 mod windows;
 mod withdrawals;

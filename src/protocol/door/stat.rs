@@ -215,6 +215,21 @@ pub struct PeerStat {
     pub transport: String,
     /// The pairs of NICs that `verbs` goes over.
     pub rails: Vec<RailStat>,
+    /// RDMA devices of this node that it goes without, since they did not work when it was made.
+    pub lacks: Vec<LackStat>,
+    /// Milliseconds until it is tried to take them back into use; `None` where none of them works.
+    pub widens_in_ms: Option<u64>,
+}
+
+/// A NIC that a connection goes without.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LackStat {
+    /// The RDMA device of this node.
+    pub local: String,
+    /// Why: `the device is gone`, `the port is down`, `the way to the peer failed lately`, or that it
+    /// `works again`.
+    pub reason: String,
 }
 
 /// A pair of NICs that a connection goes over.

@@ -16,6 +16,7 @@ const RESERVED: &str = "reserved part";
 
 const HANDSHAKE: &[Case] = &[
     (Kind::Hello, 8, b"K", "magic"),
+    (Kind::Beside, 8, b"K", "magic"),
     // A requester of no byte, of more bytes than there are, not UTF-8, with a space, and with
     // something behind its end.
     (Kind::Hello, 56, &[0], RESERVED),
@@ -85,11 +86,11 @@ fn each_field_is_judged() {
 
 #[test]
 fn kinds_and_versions_are_judged() {
-    for got in [0, 16, 200] {
+    for got in [0, 18, 200] {
         let refusal = Err(DecodeError::Kind { got });
         assert_eq!(decode(&patched(Kind::Ping, 0, &[got])), refusal);
     }
-    for got in [0, 2, 4] {
+    for got in [0, 3, 5] {
         let refusal = Err(DecodeError::Version { got });
         assert_eq!(decode(&patched(Kind::Ping, 1, &[got])), refusal);
     }

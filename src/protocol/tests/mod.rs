@@ -105,6 +105,8 @@ fn example(kind: Kind) -> Owned {
     };
     match kind {
         Kind::Hello => Owned::Plain(Message::Hello(introduction(1, "10.0.0.1:7700"))),
+        Kind::Beside => Owned::Plain(Message::Beside(introduction(1, "10.0.0.1:7700"))),
+        Kind::Widen => Owned::Plain(Message::Widen),
         Kind::Welcome => Owned::Welcome(introduction(2, "10.0.0.2:7700"), proof, regions),
         Kind::Confirm => Owned::Confirm(proof, regions),
         Kind::Reject => Owned::Plain(Message::Reject { reason: RejectReason::Authentication }),

@@ -6,9 +6,7 @@
 //! [`super::in_place`].
 
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::moving::Batch;
 use super::owned::Acquired;
@@ -16,10 +14,10 @@ use super::service::{DoorService, Imported, NotLanded, Publish, ReserveError, Re
 use super::session::{no_memory, refused};
 use crate::layout::{AllocationId, BlockId, Layout, Tensor};
 use crate::limits;
-use crate::memory::{Direction, EngineMemory, Mapping};
+use crate::memory::{Direction, EngineMemory, ImportError, Mapping, Owner};
 use crate::protocol::door::{
     AcquireOutcome, EngineEvent, EngineReply, HeldBlock, ImportRefusal, LayoutId, LoadOutcome,
-    MemorySource, MovedBlock, Reply, SENTENCE_BYTES_MAX, Source,
+    MovedBlock, Reply, SENTENCE_BYTES_MAX, Source,
 };
 use crate::types::{BlockHash, MemoryKind, Namespace, PoolId};
 
@@ -28,13 +26,14 @@ use crate::types::{BlockHash, MemoryKind, Namespace, PoolId};
 pub(super) struct Imports {
     memory: Vec<Arc<dyn EngineMemory>>,
     layouts: Vec<Arc<Imported>>,
-    alive: Arc<AtomicBool>,
+    /// Allocations that are on their way in.
+    coming: usize,
+    owner: Arc<Owner>,
 }
 
 impl Drop for Imports {
     fn drop(&mut self) {
-        // Relaxed: advice, which a copy that is almost over may miss.
-        self.alive.store(false, Ordering::Relaxed);
+        self.owner.end();
     }
 }
 
@@ -63,27 +62,33 @@ pub(super) struct Move {
     pub(super) imported: Arc<Imported>,
     pub(super) blocks: Vec<MovedBlock>,
     event: Option<EngineEvent>,
-    alive: Arc<AtomicBool>,
+    owner: Arc<Owner>,
 }
 
 impl Imports {
-    pub(super) fn new() -> Self {
-        Self { memory: Vec::new(), layouts: Vec::new(), alive: Arc::new(AtomicBool::new(true)) }
+    pub(super) fn new(owner: Owner) -> Self {
+        let owner = Arc::new(owner);
+        Self { memory: Vec::new(), layouts: Vec::new(), coming: 0, owner }
     }
 
-    /// Takes an allocation.
-    pub(super) fn add_memory<S: DoorService>(
-        &mut self,
-        service: &S,
-        (source, bytes): (&MemorySource, u64),
-        file: Option<OwnedFd>,
-    ) -> Reply {
+    /// Makes room for an allocation, until [`Self::add_memory`]; for whom it is.
+    pub(super) fn expect_memory(&mut self) -> Result<Arc<Owner>, Reply> {
         let limit = limits::ENGINE_ALLOCATIONS_MAX;
-        if self.memory.len() >= limit {
+        if self.memory.len() + self.coming >= limit {
             let why = format!("a connection may import {limit} allocations");
-            return import_refused(ImportRefusal::TooMany, &why);
+            return Err(import_refused(ImportRefusal::TooMany, &why));
         }
-        match service.import(source, bytes, file) {
+        self.coming += 1;
+        Ok(Arc::clone(&self.owner))
+    }
+
+    /// Takes an allocation that has come, or not.
+    pub(super) fn add_memory(
+        &mut self,
+        imported: Result<Arc<dyn EngineMemory>, ImportError>,
+    ) -> Reply {
+        self.coming -= 1;
+        match imported {
             Ok(memory) => {
                 let allocation = AllocationId(u16::try_from(self.memory.len()).unwrap_or(u16::MAX));
                 self.memory.push(memory);
@@ -130,8 +135,8 @@ impl Imports {
             let purpose = purpose.as_str();
             return Err(refused(&format!("block {twice} is named twice in one {purpose}")));
         }
-        let (imported, alive) = (Arc::clone(imported), Arc::clone(&self.alive));
-        Ok(Move { id, imported, blocks, event: None, alive })
+        let (imported, owner) = (Arc::clone(imported), Arc::clone(&self.owner));
+        Ok(Move { id, imported, blocks, event: None, owner })
     }
 
     /// The layout of this number, where it has these blocks.
@@ -181,7 +186,7 @@ impl Move {
 
     /// Whether the client is there still.
     pub(super) fn is_wanted(&self) -> bool {
-        self.alive.load(Ordering::Relaxed)
+        !self.owner.has_ended()
     }
 
     /// Saves the blocks: reserve, copy, sum up, publish.

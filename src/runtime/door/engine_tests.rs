@@ -2,13 +2,16 @@
 
 use std::fs::File;
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
+use super::importing::import;
 use super::stand_in::{Running, eventually, hash, namespace};
 use super::tests::{POOL, Raw};
 use crate::layout::{AllocationId, BlockId, KvSplit, Layout, Tensor};
 use crate::limits;
-use crate::memory::Mapping;
+use crate::memory::{Identity, ImportError, Mapping, Owner};
 use crate::protocol::door::{
     DeviceUuid, EngineEvent, EngineReply, EngineRequest, ImportRefusal, LayoutId, LoadOutcome,
     MemorySource, MovedBlock, PublishOutcome, Reply, Request, Source,
@@ -240,6 +243,53 @@ fn memory_is_imported_once_by_whomever() {
         other.pass(&memfd(64), &file),
         Reply::Engine(EngineReply::MemoryImported { .. })
     ));
+}
+
+#[test]
+fn a_client_that_comes_back_waits_for_the_last_copy_of_its_last_connection() {
+    let running = Running::start(POOL);
+    let service = &running.service;
+    let (mut first, memory) = Raw::engine(&running);
+    let file = memory.file().unwrap().try_clone().unwrap();
+    service.gate.set(false);
+    first.send(1, &save(&[(1, 0)]));
+    eventually("the copy runs", || service.occupied() == 1);
+    // Whether its end has been dealt with by the time the next one asks is nobody's to know.
+    drop(first);
+    let (mut again, mut other) = (Raw::greeted(&running), Raw::greeted(&running));
+    again.pass_only(&memfd(BYTES), &file);
+    again.send(8, &Request::Stat);
+    assert_eq!(again.receive().0, 8, "its other requests do not wait");
+    assert!(matches!(other.ask(&Request::Stat), Reply::Stat { .. }), "nor do other clients");
+    assert_eq!(service.claims.len(), 1);
+    service.gate.set(true);
+    let (number, imported) = again.receive();
+    let allocation = AllocationId(0);
+    assert_eq!(number, 7);
+    assert_eq!(imported, Reply::Engine(EngineReply::MemoryImported { allocation }));
+    // Now that it has come nobody waits for it any more.
+    let taken = refusal(other.pass(&memfd(BYTES), &file));
+    assert!(taken.1.contains("import each allocation once"), "{taken:?}");
+}
+
+#[test]
+fn nobody_waits_for_ever_for_memory_nor_for_one_who_is_gone() {
+    let running = Running::start(POOL);
+    let (_, file) = memory();
+    let gone = Arc::new(Owner::default());
+    let _claim = running.service.claims.claim(Identity::of_file(&file).unwrap(), &gone).unwrap();
+    gone.end();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let for_ever = Duration::from_secs(1 << 30);
+    for (owner, wait) in [(Arc::default(), Duration::ZERO), (gone, for_ever)] {
+        let file = OwnedFd::from(file.try_clone().unwrap());
+        let memory = (MemorySource::Memfd, BYTES);
+        let service = Arc::clone(&running.service);
+        let imported = runtime.block_on(import(service, owner, memory, Some(file), wait));
+        let refused = imported.unwrap_err();
+        assert!(matches!(refused, ImportError::Leaving), "{refused}");
+        assert_eq!(refused.reason(), ImportRefusal::AlreadyImported);
+    }
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod engine;
 #[cfg(test)]
 mod engine_tests;
 mod frames;
+mod importing;
 mod in_place;
 #[cfg(test)]
 mod in_place_tests;

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::layout::{BlockId, Layout, Segment};
-use crate::memory::{Checksum, EngineMemory, ImportError, Mapping};
+use crate::memory::{Checksum, EngineMemory, ImportError, Mapping, Owner};
 use crate::protocol::door::{
     AcquireOutcome, EvictedBlock, LayoutId, ListEntry, MemorySource, MovedBlock, PublishOutcome,
     Source,
@@ -129,14 +129,15 @@ pub trait DoorService: Send + Sync + 'static {
     /// The memory of a pool, which outlives the pool while anyone holds it.
     fn pool(&self, id: PoolId) -> Option<Arc<Mapping>>;
 
-    /// Imports memory of a client, `bytes` long. `file` is the descriptor that came with the request.
+    /// Imports memory of a client, so many bytes long. `file` is the descriptor that came with the
+    /// request. May take its time: no thread of the door calls it.
     ///
     /// # Errors
     /// [`ImportError`].
     fn import(
         &self,
-        source: &MemorySource,
-        bytes: u64,
+        owner: &Arc<Owner>,
+        memory: (&MemorySource, u64),
         file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError>;
 

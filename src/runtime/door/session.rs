@@ -12,14 +12,16 @@ use tokio::time::timeout;
 
 use super::engine::{Imports, Purpose};
 use super::frames::{FrameReader, Received};
+use super::importing;
 use super::owned::{Acquired, Holds, Reservations};
 use super::service::{DoorService, ReserveError};
 use crate::event::BusyReason;
 use crate::layout::BlockId;
 use crate::limits;
+use crate::memory::{EngineMemory, ImportError, Owner};
 use crate::protocol::door::{
-    DecodeError, EngineRequest, LayoutId, PoolSize, Reply, Request, SENTENCE_BYTES_MAX, Source,
-    TooMany,
+    DecodeError, EngineRequest, LayoutId, MemorySource, PoolSize, Reply, Request,
+    SENTENCE_BYTES_MAX, Source, TooMany,
 };
 use crate::sys::fd_passing;
 use crate::types::{BlockHash, Extent, Namespace, NodeId};
@@ -63,8 +65,9 @@ pub(super) async fn run<S: DoorService>(
         }
         Some(_) => return Err(SessionError::Hello),
     }
+    let owner = Owner::of(&stream)?;
     let (read, mut write) = stream.split();
-    let mut session = Session::new(service);
+    let mut session = Session::new(service, owner);
     loop {
         tokio::select! {
             frame = frames.next(read.as_ref()) => match frame? {
@@ -124,6 +127,7 @@ enum Done<S: DoorService> {
     Stated { json: String },
     Counted { count: u32 },
     Moved { reply: Reply },
+    Imported { memory: Result<Arc<dyn EngineMemory>, ImportError> },
 }
 
 struct Session<S: DoorService> {
@@ -147,12 +151,12 @@ impl<S: DoorService> Drop for Session<S> {
 }
 
 impl<S: DoorService> Session<S> {
-    fn new(service: Arc<S>) -> Self {
+    fn new(service: Arc<S>, owner: Owner) -> Self {
         Self {
             client: service.client(),
             reserved: Reservations::new(),
             holds: Holds::new(Arc::clone(&service)),
-            imports: Imports::new(),
+            imports: Imports::new(owner),
             asked: 0,
             running: JoinSet::new(),
             out: Vec::new(),
@@ -210,11 +214,7 @@ impl<S: DoorService> Session<S> {
     ) -> Option<Reply> {
         let (layout, blocks, purpose) = match &request {
             EngineRequest::ImportMemory { source, bytes } => {
-                let (imports, service) = (&mut self.imports, &*self.service);
-                // Opening a driver and registering pools with it takes seconds, once.
-                return Some(tokio::task::block_in_place(|| {
-                    imports.add_memory(service, (source, *bytes), file)
-                }));
+                return self.import(number, (*source, *bytes), file);
             }
             EngineRequest::ImportLayout { blocks, tensors } => {
                 return Some(self.imports.add_layout(*blocks, tensors.clone()));
@@ -257,6 +257,24 @@ impl<S: DoorService> Session<S> {
             };
             (number, Done::Moved { reply })
         })
+    }
+
+    fn import(
+        &mut self,
+        number: u32,
+        memory: (MemorySource, u64),
+        file: Option<OwnedFd>,
+    ) -> Option<Reply> {
+        if self.waits_for_most() {
+            return Some(too_many_waits());
+        }
+        let owner = match self.imports.expect_memory() {
+            Ok(owner) => owner,
+            Err(reply) => return Some(reply),
+        };
+        let import =
+            importing::import(Arc::clone(&self.service), owner, memory, file, limits::IMPORT_WAIT);
+        self.start(async move { (number, Done::Imported { memory: import.await }) })
     }
 
     fn withdraw(&mut self, number: u32, id: LayoutId, blocks: Vec<BlockId>) -> Option<Reply> {
@@ -356,6 +374,7 @@ impl<S: DoorService> Session<S> {
             Done::Stated { json } => Reply::Stat { json },
             Done::Counted { count } => Reply::Done { count },
             Done::Moved { reply } => reply,
+            Done::Imported { memory } => self.imports.add_memory(memory),
         }
     }
 

@@ -19,7 +19,7 @@ use super::{
 use crate::event::BusyReason;
 use crate::layout::BlockId;
 use crate::limits::EXTENT_ALIGN;
-use crate::memory::{Claims, EngineMemory, ImportError, Mapping, SharedMemory};
+use crate::memory::{Claims, EngineMemory, ImportError, Mapping, Owner, SharedMemory};
 use crate::protocol::door::stat::{PoolStat, ResidentStat, StatReport};
 use crate::protocol::door::{
     AcquireOutcome, BlockOrigin, EvictedBlock, HeldBlock, LayoutId, ListEntry, MemorySource,
@@ -232,13 +232,13 @@ impl DoorService for StandIn {
 
     fn import(
         &self,
-        source: &MemorySource,
-        bytes: u64,
+        owner: &Arc<Owner>,
+        (source, bytes): (&MemorySource, u64),
         file: Option<OwnedFd>,
     ) -> Result<Arc<dyn EngineMemory>, ImportError> {
         match (source, file) {
             (MemorySource::Memfd, Some(file)) => {
-                let memory = SharedMemory::import(file, bytes, &self.claims)?;
+                let memory = SharedMemory::import(file, bytes, (&self.claims, owner))?;
                 Ok(Arc::new(Gated::new(memory, &self.gate)))
             }
             (MemorySource::Memfd, None) => Err(ImportError::NotMemory),

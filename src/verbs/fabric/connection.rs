@@ -92,6 +92,8 @@ pub(super) struct Connection {
     pub(super) admitted: bool,
     /// What is known of the peer's regions.
     pub(super) keys: PeerKeys,
+    /// NICs of ours that it was made without since they did not work then, as bits.
+    pub(super) left_out: u32,
     /// NICs that the peer told of.
     pub(super) peer_nics: usize,
     /// READs that were accepted and wait for a key or for room in the queues.
@@ -156,6 +158,7 @@ impl Connection {
             link: None,
             admitted: false,
             keys: PeerKeys::default(),
+            left_out: 0,
             peer_nics: 0,
             parked: Parked::default(),
             announced: false,

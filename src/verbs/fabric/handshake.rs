@@ -49,7 +49,8 @@ impl Connection {
         if ready.writable && self.stage == Stage::Dialing {
             let socket = self.socket.as_ref().ok_or(Broken::UNREACHABLE)?;
             socket::connected(socket).map_err(|_refused| Broken::UNREACHABLE)?;
-            let link = Link::new(around.nics, self.offer(around), self.token().encode());
+            let offer = self.offer(around);
+            let link = Link::new(around.nics, offer, self.token().encode());
             let link = link.map_err(|error| self.exhausted(&error))?;
             self.outbox.extend_from_slice(bytemuck::bytes_of(&link.hello(around.nics)));
             self.link = Some(link);
@@ -63,18 +64,19 @@ impl Connection {
     }
 
     /// What we offer: lanes spread over the NICs that are up, and messages on the first of them.
-    fn offer(&self, around: &Surroundings<'_>) -> Vec<Seat> {
+    fn offer(&mut self, around: &Surroundings<'_>) -> Vec<Seat> {
         let usable = around.nics.usable();
         let good = usable.iter().copied();
         let good: Vec<u8> = good.filter(|nic| !self.avoids(*nic, around)).collect();
         let from = if good.is_empty() { usable } else { good };
+        self.leave_nics_out(around, |nic| !from.contains(&nic));
         let seat = |nic| Seat { nic, peer: 0, reason: None };
         let lanes = from.iter().cycle().take(around.nics.lanes.max(from.len()));
         from.iter().take(1).chain(lanes).copied().map(seat).collect()
     }
 
     /// What we make of a peer's offer: as many lanes as both ends have in mind, each on a NIC of ours.
-    fn seats(&self, peer: &Hello, around: &Surroundings<'_>) -> Vec<Seat> {
+    fn seats(&mut self, peer: &Hello, around: &Surroundings<'_>) -> Vec<Seat> {
         let wanted = usize::try_from(peer.lanes).unwrap_or(usize::MAX);
         let count = wanted.min(around.nics.lanes.max(peer.cards().len()));
         let lanes: Vec<u8> = (1..=count).map(|index| peer.seat(index).nic).collect();
@@ -85,6 +87,8 @@ impl Connection {
             candidate
         });
         let ours: Vec<_> = ours.collect();
+        let is_down = |nic: u8| ours.get(usize::from(nic)).is_some_and(|nic| !nic.up);
+        self.leave_nics_out(around, is_down);
         let ends = pair(&lanes, &theirs, &ours);
         let mut seats: Vec<Seat> = (ends.iter().zip(&lanes))
             .map(|(&(nic, reason), &peer)| Seat { nic, peer, reason: Some(reason) })

@@ -14,6 +14,9 @@
 //!   events, sockets, waker. One thread does that for all NICs.
 //! - A NIC that goes down or away ends the connections that use it, without blame for the peer, where
 //!   another NIC is left for fresh ones; else they end as their READs do.
+//! - A connection keeps the NICs that it was made with. Those of ours that it had to be made without it
+//!   remembers, and tells which of them a fresh one would try now ([`Fabric::lacks`]); to make that one is
+//!   for the caller.
 //!
 //! How a connection's end is reported: as the TCP fabric does. A READ that a peer's device does not
 //! answer is `Unreachable` after six retries, about two seconds.
@@ -68,8 +71,8 @@ use self::table::{Table, Token};
 use super::error::VerbsError;
 use super::gid::GidChoice;
 use crate::fabric::{
-    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, Rail, ReadBatch, Region,
-    RegionId, RemoteSpan, Wake, WindowId, check_message,
+    Access, Capabilities, ConnectionId, EventBatch, Fabric, FabricError, Lack, Rail, ReadBatch,
+    Region, RegionId, RemoteSpan, Wake, WindowId, check_message,
 };
 use crate::limits::{RETRIES_MAX, STREAMS_MAX};
 use crate::memory::{ForeignFabric, Mapping};
@@ -325,6 +328,11 @@ impl Fabric for VerbsFabric {
     fn rails(&self, connection: ConnectionId) -> Vec<Rail> {
         let link = self.table.peek(connection).and_then(|open| open.link.as_ref());
         link.map_or_else(Vec::new, |link| link.told(&self.nics))
+    }
+
+    fn lacks(&self, connection: ConnectionId) -> Vec<Lack> {
+        let open = self.table.peek(connection);
+        open.map_or_else(Vec::new, |open| open.lacks(&self.nics, &self.avoided, coarse()))
     }
 
     fn reach(&self, connection: ConnectionId) -> Reach {

@@ -5,15 +5,16 @@
 //! lanes go, at both ends, since each end tells the other one in its READY which lanes work. What is
 //! left is numbered anew, alike at both ends.
 
-use super::connection::{Connection, Stage, Surroundings};
+use super::connection::{Connection, Path, Stage, Surroundings};
 use super::device::Device;
 use super::hello::{Card, Hello};
 use super::link::Link;
 use super::nics::Nics;
 use super::pairing::Reason;
 use super::probe::PathEnds;
-use crate::fabric::{EventBatch, Rail as Told};
-use crate::limits::STREAMS_MAX;
+use crate::fabric::{EventBatch, Lack, LackReason, Rail as Told};
+use crate::limits::{NICS_MAX, STREAMS_MAX};
+use crate::sys::avoided::Avoided;
 use crate::sys::connections::Broken;
 use crate::types::Timestamp;
 use crate::verbs::VerbsError;
@@ -181,6 +182,30 @@ impl Link {
 }
 
 impl Connection {
+    /// It is made without those NICs of ours that `which` picks.
+    pub(super) fn leave_nics_out(&mut self, around: &Surroundings<'_>, which: impl Fn(u8) -> bool) {
+        let out = (0..).take(around.nics.devices.len()).filter(|nic| which(*nic));
+        self.left_out = out.fold(0, |bits, nic| bits | 1 << nic);
+    }
+
+    /// NICs of ours that it goes without because they did not work when it was made.
+    pub(super) fn lacks(&self, nics: &Nics, avoided: &Avoided<Path>, now: Timestamp) -> Vec<Lack> {
+        let Some(link) = self.link.as_ref().filter(|_| self.is_open()) else { return Vec::new() };
+        let lost = |nic: &u8| self.left_out >> nic & 1 == 1 && !link.uses(*nic);
+        let lack = |nic: u8| {
+            let device = nics.get(nic)?;
+            let fails = self.path(nic).is_some_and(|path| avoided.contains(&path, now));
+            let reason = match () {
+                () if device.gone => LackReason::Gone,
+                () if !device.up => LackReason::Down,
+                () if fails => LackReason::Failed,
+                () => LackReason::None,
+            };
+            Some(Lack { local: device.name().to_owned(), reason })
+        };
+        (0..).take(NICS_MAX).filter(lost).filter_map(lack).collect()
+    }
+
     /// The READ of the pattern and the trials of rails begin.
     pub(super) fn start_probes(&mut self, around: &Surroundings<'_>) -> Result<(), VerbsError> {
         self.stage = Stage::Probe;
@@ -258,6 +283,7 @@ impl Connection {
             return Err(Broken::VIOLATION);
         }
         for nic in link.keep(working) {
+            self.left_out |= 1 << nic;
             if let Some(path) = self.path(nic) {
                 around.avoided.add(path, around.now);
             }

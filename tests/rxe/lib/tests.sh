@@ -15,7 +15,7 @@ default_tests() {
             # What no fault from outside brings about.
             echo lib:verbs::fabric::service
             # Nodes that die, may not register memory, or lose one of two NICs, over RDMA, and nodes with a GPU.
-            printf 'processes:%s\n' holder_dies requester_dies rdma_refused nics in_place:: gpu
+            printf 'processes:%s\n' holder_dies requester_dies rdma_refused nics in_place gpu
             # The guest's kernel makes real buffers of the stand-in's GPU memory.
             echo cuda
             ;;

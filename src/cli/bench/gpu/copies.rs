@@ -92,7 +92,11 @@ impl Scene {
                 .map_err(CliError::failed)?;
         let imported = Exporter::start(run, bytes).and_then(|exporter| {
             let source = MemorySource::CudaIpc { device: uuid(device), handle: exporter.handle };
-            let memory = devices.import((&source, bytes as u64), None, &Claims::default());
+            let memory = devices.import(
+                (&source, bytes as u64),
+                None,
+                (&Claims::default(), &Arc::default()),
+            );
             Ok((memory.map_err(CliError::failed)?, exporter))
         });
         let (memory, exporter, refused) = match imported {
@@ -115,7 +119,8 @@ impl Scene {
         pinned.copy_to(bound, &own, bytes).map_err(CliError::failed)?;
         let fd = own.export(bound).map_err(CliError::failed)?;
         let source = MemorySource::CudaShareable { device: uuid(bound.context().device()) };
-        let memory = devices.import((&source, own.len()), Some(fd), &Claims::default());
+        let memory =
+            devices.import((&source, own.len()), Some(fd), (&Claims::default(), &Arc::default()));
         memory.map_err(CliError::failed)
     }
 

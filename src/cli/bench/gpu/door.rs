@@ -8,12 +8,12 @@ use super::measure::in_turn;
 use super::report::{Report, Row};
 use super::{Run, pattern, uuid};
 use crate::cli::CliError;
-use crate::cli::cluster::{Cluster, Process};
+use crate::cli::cluster::Cluster;
 use crate::client::{Client, ClientError, ImportedLayout};
 use crate::cuda::{DeviceMemory, PinnedMemory};
 use crate::layout::{AllocationId, BlockId, KvSplit, Tensor};
 use crate::limits;
-use crate::protocol::door::{ImportRefusal, LoadOutcome, MovedBlock, PublishOutcome, Source};
+use crate::protocol::door::{LoadOutcome, MovedBlock, PublishOutcome, Source};
 use crate::runtime::clock::Clock;
 use crate::runtime::deadline::Deadline;
 use crate::types::{BlockHash, Namespace};
@@ -21,7 +21,7 @@ use crate::types::{BlockHash, Namespace};
 /// Batches that the node's pool holds: saves go on while older blocks are evicted.
 const POOL_BATCHES: u64 = 12;
 
-/// How long the node may take to let go of what the connection before had imported, or be busy.
+/// How long the node may be busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Layers of the layout by layers, keys and values apart.
@@ -56,7 +56,9 @@ pub(super) fn run(run: &mut Run<'_>, report: &mut Report) -> Result<(), CliError
             if run.is_over() {
                 return Ok(());
             }
-            let client = import(&node, |client| client.import_cuda_ipc(device, handle.0, batch))?;
+            // The node waits until it has let go of what the connection before had.
+            let client = node.client()?;
+            client.import_cuda_ipc(device, handle.0, batch)?;
             let mut engine = Engine::new(&client, shape, (bytes, run.sizes.batch))?;
             let rows = engine.rows(run, &cache, (shape, bytes))?;
             report.rows.extend(rows);
@@ -65,23 +67,6 @@ pub(super) fn run(run: &mut Run<'_>, report: &mut Report) -> Result<(), CliError
         }
     }
     Ok(())
-}
-
-/// A connection that has imported the cache, as soon as the one before has let go of it.
-fn import(
-    node: &Process,
-    import: impl Fn(&Client) -> Result<AllocationId, ClientError>,
-) -> Result<Client, CliError> {
-    let deadline = Deadline::after(PATIENCE);
-    loop {
-        let client = node.client()?;
-        match import(&client) {
-            Ok(_first) => return Ok(client),
-            Err(ClientError::ImportRefused { reason: ImportRefusal::AlreadyImported, .. })
-                if deadline.pause(Duration::from_millis(5)) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 impl<'c> Engine<'c> {

@@ -240,6 +240,8 @@ impl<F: Wire> Reader<F> {
             // This end lends nothing, so there are no keys to give or to end.
             Output::Grant { .. } | Output::Revoke { .. } => {}
             Output::Close { connection } => self.fabric.close(connection),
+            // Nothing is made wider here.
+            Output::Compare { connection, .. } => self.peers.handle_compared(connection, false),
         }
     }
 }

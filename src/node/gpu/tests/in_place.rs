@@ -13,6 +13,8 @@ use crate::types::Extent;
 pub(super) const POOL: PoolId = PoolId::of_layout(5).unwrap();
 pub(super) const ALLOCATION: u64 = 1 << 20;
 pub(super) const BLOCKS: u32 = 8;
+/// What its blocks are said to be in all.
+const OPENED: u64 = 50_000;
 
 /// What gathers a block, by this process.
 pub(super) fn gathered(standin: &StandIn) -> u64 {
@@ -83,7 +85,8 @@ pub(super) fn allocation(
     let devices = EngineDevices::sharing(Arc::clone(&scene.context), Arc::new([]), None);
     let device = DeviceUuid(scene.context.device().attributes().uuid);
     let source = MemorySource::CudaShareable { device };
-    let imported = devices.import((&source, cache.len()), Some(file), &Claims::default()).unwrap();
+    let nobody = (&Claims::default(), &Arc::default());
+    let imported = devices.import((&source, cache.len()), Some(file), nobody).unwrap();
     (cache, imported)
 }
 
@@ -111,7 +114,7 @@ fn published(scene: &mut Scene, tensors: Vec<Tensor>) -> Vec<(Found, Vec<u8>)> {
         pool: POOL,
         number: 1,
         blocks: BLOCKS,
-        bytes: 0,
+        bytes: OPENED,
         regions: Vec::new(),
         tensors: Vec::new(),
         in_host_memory: false,
@@ -241,4 +244,20 @@ fn the_copy_of_an_earlier_block_in_the_same_place_is_not_lent() {
     assert!(!scene.landing.prepare(&later), "there is no copy of it");
     assert!(lent(&mut scene, &later) == *bytes);
     assert_eq!(gathered(&standin), copied + 40);
+}
+
+#[test]
+fn what_an_engine_has_opened_may_be_lent_as_long_as_it_is_open() {
+    let Some(standin) = StandIn::new() else { return };
+    let mut scene = Scene::new(&standin, false);
+    let closed = scene.landing.lendable().unwrap();
+    published(&mut scene, two_allocations());
+    for (grows, quota) in [(false, 0), (true, OPENED / 2)] {
+        scene.landing.quota_grows = grows;
+        let (marks, in_place_quota) = scene.landing.lendable().unwrap();
+        assert_eq!((marks.high_own_bytes, in_place_quota), (closed.0.high_own_bytes, quota));
+        assert!(marks.high_bytes > closed.0.high_bytes, "{marks:?}");
+    }
+    scene.landing.forget(POOL);
+    assert_eq!(scene.landing.lendable().unwrap(), closed);
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::krate::event::EventSink;
-use super::super::krate::fabric::{Access, EventBatch, Fabric, FabricEvent, ReadBatch};
-use super::super::krate::limits::PROBE_BYTES;
+use super::super::krate::fabric::{Access, EventBatch, Fabric, FabricEvent, ReadBatch, width};
+use super::super::krate::limits::{PROBE_BYTES, WIDEN_LOOK};
 use super::super::krate::memory::{HostPool, PoolOptions};
 use super::super::krate::peer::{
     FetchId, FetchRequest, Fetched, LocalNode, Output, Peers, Wish, WithdrawalId,
@@ -33,6 +33,11 @@ pub(crate) struct Member {
     events: EventBatch,
     reads: ReadBatch,
     next_fetch: u64,
+    /// Whether its fabric knows that connections could be wider; and whether it says so where it is not true.
+    pub(crate) sees_lacks: bool,
+    pub(crate) hopes: bool,
+    /// When it is looked next which connections could be wider.
+    next_widen: Timestamp,
     pub(crate) noise: Noise,
     chance: Random,
     /// Messages that were lost or sent twice.
@@ -95,6 +100,9 @@ impl Member {
             events,
             reads,
             next_fetch: 1,
+            sees_lacks: true,
+            hopes: false,
+            next_widen: network.now(),
             noise: shape.noise,
             chance,
             lost: 0,
@@ -115,6 +123,12 @@ impl Member {
             self.peers.handle_event(*event, bytes, &mut self.landing, now);
         }
         self.events = events;
+        if self.next_widen <= now {
+            self.next_widen = now + WIDEN_LOOK;
+            let fabric = &self.fabric;
+            let (sees, hopes) = (self.sees_lacks, self.hopes);
+            self.peers.widen(|on| hopes || sees && !fabric.lacks(on).is_empty(), now);
+        }
         if self.peers.poll_timeout().is_some_and(|deadline| deadline <= now) {
             self.peers.handle_timeout(&mut self.landing, now);
         }
@@ -143,6 +157,10 @@ impl Member {
                 let result = self.fabric.connect(&to).map_err(|error| error.scope());
                 self.peers.handle_connecting(node, result, now);
             }
+            Output::Compare { connection, than } => {
+                let [new, old] = [connection, than].map(|on| width(&self.fabric.rails(on)));
+                self.peers.handle_compared(connection, new > old);
+            }
             Output::Admit { connection } => drop(self.fabric.admit(connection)),
             Output::Send { connection, start, end } => {
                 for _ in 0..self.copies(start, end) {
@@ -168,7 +186,12 @@ impl Member {
         let kind = kind_of(self.peers.message(start, end)).unwrap();
         if matches!(
             kind,
-            Kind::Hello | Kind::Welcome | Kind::Confirm | Kind::Reject | Kind::Goodbye
+            Kind::Hello
+                | Kind::Beside
+                | Kind::Welcome
+                | Kind::Confirm
+                | Kind::Reject
+                | Kind::Goodbye
         ) {
             return 1;
         }
