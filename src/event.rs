@@ -246,6 +246,13 @@ pub enum Event {
         /// How many.
         blocks: u64,
     },
+    /// Blocks that a local engine loaded.
+    BlocksLoaded {
+        /// How many.
+        blocks: u64,
+        /// Whether peers' bytes landed in the engine's memory (else they were copied there).
+        in_place: bool,
+    },
     /// A block was fetched again soon after its eviction.
     RefetchedAfterEviction,
     /// A reservation found no memory and was answered `Busy`.

@@ -109,11 +109,22 @@ fn in_place_rows(in_place: &InPlaceStat) -> Vec<[String; 2]> {
             ways.collect::<String>()
         );
         rows.push(["in place".to_owned(), line]);
+        let lands = match layout.not_landed.as_str() {
+            "" => "blocks from peers land in it".to_owned(),
+            why => format!("blocks from peers are copied into it: {why}"),
+        };
+        rows.push([String::new(), lands]);
         rows.extend(layout.refused.iter().map(refused_row));
     }
-    if !in_place.refused.is_empty() {
-        rows.push(["in place".to_owned(), "memory of an engine that peers cannot read".to_owned()]);
+    if !in_place.not_opened.is_empty() {
+        let line = format!("a layout that is not open to peers: {}", in_place.not_opened);
+        rows.push(["in place".to_owned(), line]);
         rows.extend(in_place.refused.iter().map(refused_row));
+    }
+    let InPlaceStat { landed, copied, .. } = in_place;
+    if landed + copied > 0 {
+        let line = format!("{landed} blocks landed in engines' memory, {copied} were copied there");
+        rows.push(["loaded".to_owned(), line]);
     }
     rows
 }

@@ -64,6 +64,7 @@ pub(super) struct Counters {
     raised: Counter,
     lowered: Counter,
     already_resident: ByLabel<ResidentCause, Counter, 3>,
+    loaded: ByLabel<bool, Counter, 2>,
     hits: Counter,
     misses: Counter,
     busy: Counter,
@@ -112,6 +113,12 @@ fn widenings(recorder: &impl Recorder) -> ByLabel<Widening, Counter, 3> {
     })
 }
 
+const LOADED: &str = "kvrail_loaded_blocks_total";
+
+const fn way(in_place: bool) -> &'static str {
+    if in_place { "in_place" } else { "copied" }
+}
+
 impl Counters {
     pub(super) fn register(recorder: &impl Recorder) -> Self {
         let plain = |name| counter_of(recorder, name, &[]);
@@ -137,6 +144,7 @@ impl Counters {
             already_resident: ByLabel::each(ResidentCause::ALL, |it| {
                 one("kvrail_already_resident_blocks_total", "cause", it.as_str())
             }),
+            loaded: ByLabel::each([false, true], |it| one(LOADED, "way", way(*it))),
             hits: plain("kvrail_local_hit_blocks_total"),
             misses: plain("kvrail_local_miss_blocks_total"),
             busy: plain("kvrail_pool_busy_total"),
@@ -191,6 +199,7 @@ impl Counters {
             | Event::Removed { .. }
             | Event::RankMoved { .. }
             | Event::AlreadyResident { .. }
+            | Event::BlocksLoaded { .. }
             | Event::LocalHits { .. }
             | Event::LocalMisses { .. }
             | Event::RefetchedAfterEviction
@@ -270,6 +279,7 @@ impl Counters {
             Event::RankMoved { from, to } if to > from => self.raised.increment(1),
             Event::RankMoved { from, to } if to < from => self.lowered.increment(1),
             Event::AlreadyResident { cause } => self.already_resident.add(cause, 1),
+            Event::BlocksLoaded { blocks, in_place } => self.loaded.add(in_place, blocks),
             Event::LocalHits { blocks } => self.hits.increment(blocks),
             Event::LocalMisses { blocks } => self.misses.increment(blocks),
             Event::RefetchedAfterEviction => self.refetched.increment(1),

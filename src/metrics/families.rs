@@ -37,7 +37,7 @@ const fn histogram(name: &'static str, help: &'static str) -> Family {
 }
 
 /// The metrics of `kvrail serve`.
-pub const FAMILIES: [Family; 55] = [
+pub const FAMILIES: [Family; 56] = [
     counter(
         "kvrail_inserted_blocks_total",
         "Blocks that became resident, by {origin}: saved or fetched",
@@ -55,6 +55,10 @@ pub const FAMILIES: [Family; 55] = [
     counter(
         "kvrail_already_resident_blocks_total",
         "Blocks to be stored that were here already, by {cause}",
+    ),
+    counter(
+        "kvrail_loaded_blocks_total",
+        "Blocks that local engines loaded, by {way}: in_place, read from peers into their memory, or copied",
     ),
     counter(
         "kvrail_local_hit_blocks_total",

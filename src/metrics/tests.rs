@@ -18,7 +18,8 @@ fn after(event: Event) -> Option<Event> {
             Event::RankMoved { from: EvictionRank::FIRST, to: EvictionRank::LAST }
         }
         Event::RankMoved { .. } => Event::AlreadyResident { cause: ResidentCause::PartialHit },
-        Event::AlreadyResident { .. } => Event::LocalHits { blocks },
+        Event::AlreadyResident { .. } => Event::BlocksLoaded { blocks, in_place: true },
+        Event::BlocksLoaded { .. } => Event::LocalHits { blocks },
         Event::LocalHits { .. } => Event::LocalMisses { blocks },
         Event::LocalMisses { .. } => Event::RefetchedAfterEviction,
         Event::RefetchedAfterEviction => Event::PoolBusy { bytes },

@@ -335,6 +335,15 @@ impl DoorService for Inner {
         self.land_in_place(client, layout, blocks, source).await
     }
 
+    fn note_loaded(&self, landed: u64, copied: u64) {
+        self.in_place.note_loaded(landed, copied);
+        for (blocks, in_place) in [(landed, true), (copied, false)] {
+            if blocks > 0 {
+                self.residency.sink.emit(Event::BlocksLoaded { blocks, in_place });
+            }
+        }
+    }
+
     fn release(&self, holds: &[ResidentId]) {
         if let Some((_, shadows)) = &self.gpu {
             shadows.release(holds);

@@ -116,6 +116,14 @@ impl<'c> Engine<'c> {
         self.copy(true);
     }
 
+    /// What lies on the GPU are these blocks.
+    pub(crate) fn assert_bytes(&self, moved: &[MovedBlock], blocks: &Blocks) {
+        self.copy(false);
+        for (moved, want) in moved.iter().zip(&blocks.bytes) {
+            assert!(self.bytes(moved.block) == *want, "{moved:?}");
+        }
+    }
+
     fn bytes(&self, block: BlockId) -> Vec<u8> {
         moved_bytes(self.image.mapping(), &self.layout, block, None)
     }
@@ -156,10 +164,7 @@ fn travels(from: By, to: By) {
     assert!(at_prefill.flush(PATIENCE).unwrap());
     let outcomes = reader.imported.load(&namespace(), &to, Source::Anywhere).unwrap();
     assert_eq!(loaded(&outcomes, BlockOrigin::Fetched), blocks.len(), "{outcomes:?}");
-    reader.copy(false);
-    for (moved, want) in to.iter().zip(&blocks.bytes) {
-        assert!(reader.bytes(moved.block) == *want, "{moved:?}");
-    }
+    reader.assert_bytes(&to, &blocks);
     let ours = blocks.bytes.iter().flatten().filter(|byte| **byte != 0xee).count();
     let mut all = vec![0; CACHE_LEN];
     reader.image.mapping().read(0, &mut all).unwrap();
@@ -415,9 +420,6 @@ fn killed(by: By) {
     let moved = at(&blocks, |at| at);
     let outcomes = engine.imported.load(&namespace(), &moved, Source::Here).unwrap();
     assert!(outcomes.iter().all(|it| matches!(it, LoadOutcome::Loaded { .. })), "{outcomes:?}");
-    engine.copy(false);
-    assert!(
-        moved.iter().zip(&blocks.bytes).all(|(moved, want)| engine.bytes(moved.block) == *want)
-    );
+    engine.assert_bytes(&moved, &blocks);
     assert_eq!(blocks.bytes[0].len(), BLOCK);
 }

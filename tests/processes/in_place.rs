@@ -308,25 +308,25 @@ fn pinned(process: &Process) -> u64 {
 
 /// What an engine leaves behind where it does: files, and pinned memory.
 #[derive(Debug, Clone, Copy)]
-struct Left {
+pub(crate) struct Left {
     files: usize,
     pinned: u64,
 }
 
 impl Left {
-    fn of(process: &Process) -> Self {
+    pub(crate) fn of(process: &Process) -> Self {
         Self { files: files(process), pinned: pinned(process) }
     }
 
     /// Waits until a process has no more than this.
-    fn assert_most(self, process: &Process) {
+    pub(crate) fn assert_most(self, process: &Process) {
         until("files are closed", || files(process) <= self.files);
         until("registrations are ended", || pinned(process) <= self.pinned);
     }
 }
 
 /// Makes sure that a peer has its connection, whatever came of the last one: what that takes is no leak.
-fn connect(name: &str, (at_holder, at_reader): (&Client, &Client)) {
+pub(crate) fn connect(name: &str, (at_holder, at_reader): (&Client, &Client)) {
     let beside = Blocks::new(&format!("beside {name}"), 1, 4096);
     save(at_holder, &beside);
     let from = Source::From(node_id(at_holder));

@@ -50,6 +50,8 @@ mod in_place_gpu_or_shm;
 mod in_place_staged;
 mod large_read;
 mod load_in_place;
+#[cfg(feature = "gpu")]
+mod load_in_place_gpu;
 mod lost_messages;
 mod nics;
 mod observability;

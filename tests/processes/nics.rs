@@ -25,7 +25,7 @@ const BLOCKS: u32 = 64;
 const SETS: usize = 12;
 
 #[expect(clippy::disallowed_methods, reason = "the guest names its devices in the environment")]
-fn setting(name: &str) -> Vec<String> {
+pub(crate) fn setting(name: &str) -> Vec<String> {
     let words = std::env::var(name).unwrap_or_default();
     words.split_whitespace().map(str::to_owned).collect()
 }
@@ -42,7 +42,7 @@ fn arrived(netdev: &str) -> u64 {
 }
 
 /// The way between the nodes' second NICs, which is whole again when this is dropped.
-struct Lost<'a> {
+pub(crate) struct Lost<'a> {
     wire: &'a [String],
     by_link: bool,
 }
@@ -50,7 +50,7 @@ struct Lost<'a> {
 impl<'a> Lost<'a> {
     /// Either an interface goes down, which the devices at both of its ends tell their nodes, or the wire
     /// swallows every packet and nobody says so.
-    fn new(wire: &'a [String], by_link: bool) -> Self {
+    pub(crate) fn new(wire: &'a [String], by_link: bool) -> Self {
         if by_link {
             run("ip", &["link", "set", &wire[0], "down"]);
         } else {

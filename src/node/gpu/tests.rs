@@ -6,6 +6,7 @@
 mod cuda_standin;
 
 mod in_place;
+mod landing;
 mod steady;
 
 use std::time::Duration;

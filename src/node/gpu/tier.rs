@@ -276,9 +276,18 @@ impl Tier {
         })
     }
 
-    /// The data thread has looked at other things: more copies may be begun.
+    /// The data thread has looked at other things: more copies may be begun. What copies own whose blocks
+    /// were given up is let go when these have ended, even if no other block ever arrives.
     pub(in crate::node) fn look_again(&mut self) {
         self.calls = CALLS_AT_ONCE;
+        if self.parts.arriving.0.in_flight() == 0 || self.is_lost() {
+            return;
+        }
+        let context = Arc::clone(&self.parts.context);
+        let polled = context.bind().and_then(|bound| self.poll_arriving(&bound));
+        if let Err(error) = polled {
+            self.lose(&error);
+        }
     }
 
     /// Makes a resident of the pool ready to be lent; `false` while that takes its time. The caller has

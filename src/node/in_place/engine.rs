@@ -143,11 +143,6 @@ fn served(
     }
 }
 
-/// A sentence for what could not be opened.
-fn refused(why: &dyn std::fmt::Display) -> String {
-    format!("peers cannot read this layout in place ({why}): save its blocks instead")
-}
-
 impl Inner {
     pub(in crate::node) async fn open_in_place(
         &self,
@@ -155,9 +150,7 @@ impl Inner {
         (id, imported): (LayoutId, Arc<Imported>),
         (namespace, blocks): (Namespace, Vec<MovedBlock>),
     ) -> Result<Opened, String> {
-        if let Some(why) = self.in_place.never {
-            return Err(refused(&why));
-        }
+        self.in_place.never()?;
         let stored_before = self.residency.stored();
         self.open_layout(&engine, id, imported).await?;
         let namespace = namespace.id();
@@ -200,13 +193,13 @@ impl Inner {
             Ok(()) => (places.iter().filter_map(|place| ways.0.get(place)).collect(), Vec::new()),
             Err(NotRegistered::NoWay(climb)) => {
                 if let Some(why) = self.in_place.not_staged(&imported) {
-                    *lock(&self.in_place.refused) = Some(climb.clone());
-                    let way = NotRegistered::NoWay(climb);
-                    return Err(refused(&format!("{way}, and no copies can be lent of it: {why}")));
+                    let way = NotRegistered::NoWay(climb.clone());
+                    let why = format!("{way}, and no copies can be lent of it: {why}");
+                    return Err(self.in_place.refuse(&why, climb));
                 }
                 (Vec::new(), vec![climb])
             }
-            Err(error) => return Err(refused(&error)),
+            Err(error) => return Err(self.in_place.refuse(&error, Climb::default())),
         };
         let staged = known.is_empty();
         let not_landed = match staged {
@@ -225,11 +218,13 @@ impl Inner {
             leaving: Mutex::default(),
         });
         let named = self.in_place.number(&open);
-        let named = named.ok_or_else(|| refused(&"as many layouts are open as can be"))?;
+        let named = named.ok_or_else(|| {
+            self.in_place.refuse(&"as many layouts are open as can be", Climb::default())
+        })?;
         let regions: Vec<Region> = known.into_iter().map(|(region, _)| *region).collect();
         if let Err(stopped) = self.data.serve(served(named, imported, (&places, &regions))) {
             self.in_place.free(named.0);
-            return Err(refused(&stopped));
+            return Err(self.in_place.refuse(&stopped, Climb::default()));
         }
         let (pool, blocks, landing) = (named.0, BTreeMap::new(), BTreeSet::new());
         lock(&engine.state).layouts.insert(id, Published { pool, open, blocks, landing });

@@ -91,10 +91,8 @@ impl Inner {
         (namespace, blocks): (Namespace, Vec<MovedBlock>),
         source: Source,
     ) -> Result<Vec<AcquireOutcome>, NotLanded> {
+        self.in_place.never().map_err(NotLanded::NoWay)?;
         let no_way = |why: &str| NotLanded::NoWay(why.to_owned());
-        if let Some(why) = self.in_place.never {
-            return Err(no_way(why));
-        }
         self.open_layout(&engine, id, imported).await.map_err(NotLanded::NoWay)?;
         let places = {
             let mut state = lock(&engine.state);

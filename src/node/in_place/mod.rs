@@ -26,6 +26,7 @@ mod landing;
 mod losses;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -89,7 +90,17 @@ pub(super) struct Layouts {
     /// Why none can be read in place.
     never: Option<&'static str>,
     /// Why the last one that could not be opened was refused.
-    refused: Mutex<Option<Climb>>,
+    refused: Mutex<Refused>,
+    /// Blocks that engines loaded: those that landed in their memory, and those that were copied there.
+    landed: AtomicU64,
+    copied: AtomicU64,
+}
+
+/// Why a layout could not be opened.
+#[derive(Debug, Default)]
+struct Refused {
+    why: String,
+    climb: Climb,
 }
 
 impl Layouts {
@@ -105,7 +116,29 @@ impl Layouts {
             stages,
             never: options.lease_windows.then_some(never),
             refused: Mutex::default(),
+            landed: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
         }
+    }
+
+    /// Takes note of why a layout is not opened; a sentence for its engine.
+    fn refuse(&self, why: &dyn Display, climb: Climb) -> String {
+        let why = why.to_string();
+        let sentence =
+            format!("peers cannot read this layout in place ({why}): save its blocks instead");
+        *lock(&self.refused) = Refused { why, climb };
+        sentence
+    }
+
+    /// Why no layout at all is opened, as [`Self::refuse`] says it.
+    fn never(&self) -> Result<(), String> {
+        self.never.map_or(Ok(()), |why| Err(self.refuse(&why, Climb::default())))
+    }
+
+    pub(super) fn note_loaded(&self, landed: u64, copied: u64) {
+        // Relaxed: whoever asks wants numbers that were true lately.
+        self.landed.fetch_add(landed, Ordering::Relaxed);
+        self.copied.fetch_add(copied, Ordering::Relaxed);
     }
 
     /// Why the node's own GPU can neither lend copies of a layout's blocks nor verify what lands there.
@@ -166,24 +199,29 @@ impl Layouts {
             let bytes = blocks * u64::from(open.imported.layout.block_bytes());
             let nics = open.climbs.iter().flat_map(Climb::ways);
             let refused = open.climbs.iter().flat_map(|climb| &climb.refused);
+            let lost = open.lies_on(lost);
+            let not_landed = if lost { Some("its GPU is lost") } else { open.not_landed };
             LayoutStat {
                 pool: pool.0,
                 way: if open.staged { "staging" } else { "direct" }.to_owned(),
-                lost: open.lies_on(lost),
+                lost,
                 blocks,
                 bytes,
+                not_landed: not_landed.unwrap_or_default().to_owned(),
                 nics: nics.collect(),
                 refused: refused.map(GpuWayRefused::from).collect(),
             }
         };
         let layouts: Vec<LayoutStat> = lock(&self.open).iter().map(layout).collect();
         let refused = lock(&self.refused);
-        let refused = refused.iter().flat_map(|climb| &climb.refused);
         InPlaceStat {
             blocks: layouts.iter().map(|layout| layout.blocks).sum(),
             bytes: layouts.iter().map(|layout| layout.bytes).sum(),
+            landed: self.landed.load(Ordering::Relaxed),
+            copied: self.copied.load(Ordering::Relaxed),
             layouts,
-            refused: refused.map(GpuWayRefused::from).collect(),
+            not_opened: refused.why.clone(),
+            refused: refused.climb.refused.iter().map(GpuWayRefused::from).collect(),
         }
     }
 }

@@ -123,9 +123,15 @@ pub struct InPlaceStat {
     pub blocks: u64,
     /// Their payload.
     pub bytes: u64,
-    /// The layouts that they lie in.
+    /// Blocks from peers that engines loaded and that landed in their memory, since the start.
+    pub landed: u64,
+    /// Blocks that engines loaded and that were copied there, since the start.
+    pub copied: u64,
+    /// The layouts that they lie in, or may land in.
     pub layouts: Vec<LayoutStat>,
-    /// The ways into an engine's memory that were refused when a layout last could not be opened.
+    /// Why a layout last could not be opened to peers; empty where that has not happened.
+    pub not_opened: String,
+    /// The ways into the engine's memory that were refused then.
     pub refused: Vec<GpuWayRefused>,
 }
 
@@ -143,6 +149,8 @@ pub struct LayoutStat {
     pub blocks: u64,
     /// Their payload, bytes.
     pub bytes: u64,
+    /// Why no blocks from peers land in it, and loads are copied; empty where they do.
+    pub not_landed: String,
     /// The way of each NIC into its memory, where that is a GPU's.
     pub nics: Vec<GpuWayStat>,
     /// The ways that were refused.

@@ -285,7 +285,12 @@ impl Move {
             AcquireOutcome::Busy(reason) => LoadOutcome::Busy(*reason),
             AcquireOutcome::Failed => LoadOutcome::Failed,
         };
-        let outcomes = acquired.outcomes().iter().map(outcome).collect();
+        let outcomes: Vec<_> = acquired.outcomes().iter().map(outcome).collect();
+        let count = |wanted| {
+            let is = |it: &&LoadOutcome| matches!(it, LoadOutcome::Loaded { in_place, .. } if *in_place == wanted);
+            outcomes.iter().filter(is).count() as u64
+        };
+        service.note_loaded(count(true), count(false));
         Reply::Engine(EngineReply::Loaded { outcomes })
     }
 

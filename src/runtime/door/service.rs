@@ -201,6 +201,11 @@ pub trait DoorService: Send + Sync + 'static {
         blocks: Vec<BlockId>,
     ) -> impl Future<Output = u32> + Send;
 
+    /// Blocks were loaded by a client: so many landed in its memory, and so many were copied there.
+    fn note_loaded(&self, landed: u64, copied: u64) {
+        let _ = (landed, copied);
+    }
+
     /// A client has gone: what it published in place is taken back, and its memory is kept until then.
     fn leave(self: Arc<Self>, client: Arc<Self::Client>);
 

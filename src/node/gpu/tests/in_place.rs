@@ -10,21 +10,21 @@ use crate::runtime::in_place::{InPlace, ServedLayout};
 use crate::store::Payload;
 use crate::types::Extent;
 
-const POOL: PoolId = PoolId::of_layout(5).unwrap();
-const ALLOCATION: u64 = 1 << 20;
-const BLOCKS: u32 = 8;
+pub(super) const POOL: PoolId = PoolId::of_layout(5).unwrap();
+pub(super) const ALLOCATION: u64 = 1 << 20;
+pub(super) const BLOCKS: u32 = 8;
 /// What its blocks are said to be in all.
 const OPENED: u64 = 50_000;
 
 /// What gathers a block, by this process.
-fn gathered(standin: &StandIn) -> u64 {
+pub(super) fn gathered(standin: &StandIn) -> u64 {
     standin.calls("cuMemcpy2DAsync_v2") + standin.calls("cuMemcpyDtoHAsync_v2")
 }
 
-const HELD: &str = "cuMemcpy2DAsync_v2 hold 1\ncuMemcpyDtoHAsync_v2 hold 1";
+pub(super) const HELD: &str = "cuMemcpy2DAsync_v2 hold 1\ncuMemcpyDtoHAsync_v2 hold 1";
 
 /// Three layers with K and V in one allocation, two of another kind in another one.
-fn two_allocations() -> Vec<Tensor> {
+pub(super) fn two_allocations() -> Vec<Tensor> {
     let first = Tensor {
         allocation: AllocationId(0),
         offset: 4096,
@@ -47,7 +47,7 @@ fn two_allocations() -> Vec<Tensor> {
 }
 
 /// Forty tensors far apart, which take a copy each.
-fn forty_tensors() -> Vec<Tensor> {
+pub(super) fn forty_tensors() -> Vec<Tensor> {
     let tensor = |at: u64| Tensor {
         allocation: AllocationId(0),
         offset: (at * 7 % 40) * (16 << 10),
@@ -60,13 +60,16 @@ fn forty_tensors() -> Vec<Tensor> {
     (0..40).map(tensor).collect()
 }
 
-fn byte_at(allocation: u16, offset: u64) -> u8 {
+pub(super) fn byte_at(allocation: u16, offset: u64) -> u8 {
     let mixed = offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
     u8::try_from(mixed).unwrap() ^ u8::try_from(allocation).unwrap()
 }
 
-/// An engine's allocation, as the node has it.
-fn allocation(scene: &Scene, number: u16) -> Arc<dyn crate::memory::EngineMemory> {
+/// An engine's allocation, as the engine has it, and as the node does.
+pub(super) fn allocation(
+    scene: &Scene,
+    number: u16,
+) -> (Arc<DeviceMemory>, Arc<dyn crate::memory::EngineMemory>) {
     let bound = scene.context.bind().unwrap();
     let cache = DeviceMemory::allocate(&bound, ALLOCATION).unwrap();
     let mapping = Arc::new(Mapping::anonymous("kvrail-test", ALLOCATION).unwrap());
@@ -83,13 +86,14 @@ fn allocation(scene: &Scene, number: u16) -> Arc<dyn crate::memory::EngineMemory
     let device = DeviceUuid(scene.context.device().attributes().uuid);
     let source = MemorySource::CudaShareable { device };
     let nobody = (&Claims::default(), &Arc::default());
-    devices.import((&source, cache.len()), Some(file), nobody).unwrap()
+    let imported = devices.import((&source, cache.len()), Some(file), nobody).unwrap();
+    (cache, imported)
 }
 
 /// An engine has published its blocks; what is in each.
 fn published(scene: &mut Scene, tensors: Vec<Tensor>) -> Vec<(Found, Vec<u8>)> {
     let layout = Layout::new(tensors, BLOCKS, |_| Some(ALLOCATION)).unwrap();
-    let memory = [0, 1].map(|number| allocation(scene, number)).to_vec();
+    let memory = [0, 1].map(|number| allocation(scene, number).1).to_vec();
     let blocks = (0..BLOCKS).map(BlockId);
     let of = |block: BlockId| {
         let bytes = layout.segments(block).flat_map(|segment| {

@@ -2,8 +2,11 @@
 //! staging memory or where it stays; is copied and verified; takes the place of the oldest one; is copied
 //! out, and lent.
 
+use super::in_place::{BLOCKS, two_allocations};
+use super::landing::Engine;
 use super::*;
 use crate::sys::allocations::of_thread;
+use crate::types::ResidentId;
 
 /// Rounds until everything has grown: more than each table holds. Then rounds that are counted.
 const WARM: u32 = 64;
@@ -71,4 +74,43 @@ fn a_block_that_lands_and_is_lent_costs_no_allocation() {
         asked.by(|| drop(std::hint::black_box(Box::new(7_u64))));
         assert_eq!(asked.0, 1, "the count counts");
     }
+}
+
+/// A block comes from a peer to a place in an engine's layout, and the one before is taken back.
+fn pass_in_place(
+    (scene, engine): (&mut Scene, &mut Engine),
+    before: Option<ResidentId>,
+    (number, asked): (u8, &mut Asked),
+) -> ResidentId {
+    let block = u32::from(number) % BLOCKS;
+    let mut memory = asked.by(|| engine.arrive(scene, block));
+    let sum = engine.land(scene, (&memory, number));
+    asked.until(|| {
+        scene.landing.look_again();
+        scene.landing.settle(&mut memory) == Settled::Now
+    });
+    assert_eq!(asked.by(|| scene.landing.checksum(&memory)), sum);
+    let published =
+        asked.by(|| scene.landing.publish(key(number), memory, sum, EvictionRank::FIRST));
+    let Published::Stored(found) = published else { panic!("{published:?}") };
+    asked.by(|| scene.residency.store.unpin(found.id)).unwrap();
+    if let Some(before) = before {
+        asked.by(|| scene.residency.store.remove(before)).unwrap();
+    }
+    found.id
+}
+
+#[test]
+fn a_block_that_lands_in_a_layout_costs_no_allocation() {
+    let Some(standin) = StandIn::new() else { return };
+    let mut scene = Scene::new(&standin, false);
+    let mut engine = Engine::serve(&mut scene, two_allocations());
+    let (mut growing, mut asked) = (Asked::default(), Asked::default());
+    let (mut numbers, mut before) = ((0..=u8::MAX).cycle(), None);
+    for round in 0..WARM + COUNTED {
+        let asked = if round < WARM { &mut growing } else { &mut asked };
+        let number = (numbers.next().unwrap(), asked);
+        before = Some(pass_in_place((&mut scene, &mut engine), before, number));
+    }
+    assert_eq!(asked.0, 0, "for {COUNTED} blocks");
 }
