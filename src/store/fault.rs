@@ -44,7 +44,7 @@ pub(super) enum Fault {
     SkipForeign,
     /// A removal overwrites the word that it found, whatever that is by now.
     RemovalUnexchanged,
-    /// Who made a log longer sweeps at once, while what the append was for is still undecided.
+    /// Who made a log longer sweeps within the append alone, while its own slot is undecided.
     PaidEarly,
 }
 

@@ -115,10 +115,11 @@
 //! # Memory
 //!
 //! Reserved at construction, used as it comes, and bounded by the capacity: for each resident 64 bytes
-//! that find it, 16 of payload, 8 of index, and at most 31 for its entries in the logs, garbage included
-//! (`log::sweep`): below 120, whatever the load. A resident that was served to a peer has 64 more, for
-//! the exact memory of its first 56 requesters; later ones cost 16 bytes each, and those alone are
-//! allocated as they come. The sweep is paid for behind appends, at most 8 looks at 14 entries for each 14th.
+//! that find it, 16 of payload, 8 of index, and 31 for its entries in the logs, garbage included, or 37
+//! where a few alone are placed over and over (`log::sweep`): below 126, whatever the load. A resident
+//! that was served to a peer has 64 more, for the exact memory of its first 56 requesters; later ones cost
+//! 16 bytes each, and those alone are allocated as they come. The sweep is paid for by appends, at most 8
+//! looks at 14 entries for each 14th, and twice that for those few.
 //!
 //! ## Order of memory
 //!

@@ -7,7 +7,7 @@ use super::table::Table;
 use super::word::{State, Word};
 use crate::types::EvictionRank;
 
-/// Sweeps that are owed for chunks that logs grew by ([`Table::pay`]).
+/// Sweeps that are owed for chunks that logs grew by, beside those within the appends ([`Table::pay`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(super) struct Debt(u32);
@@ -94,13 +94,10 @@ impl Table {
     }
 
     pub(super) fn append(&self, list: List, slot: u32) -> (u64, Debt) {
-        let Appended { position, grew } =
+        let Appended { position, owes } =
             self.logs.append(list, slot, &|placed| self.worth(placed));
-        if grew && fault::is(Fault::PaidEarly) {
-            self.logs.sweep(&|placed| self.worth(placed));
-            return (position, Debt::NONE);
-        }
-        (position, Debt(u32::from(grew)))
+        let owes = owes && !fault::is(Fault::PaidEarly);
+        (position, Debt(u32::from(owes)))
     }
 
     /// What an entry is worth, without a helping hand.

@@ -99,8 +99,9 @@ impl Placed {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Appended {
     pub(super) position: u64,
-    /// Whether its log is longer by a chunk, for which whoever appended owes a sweep.
-    pub(super) grew: bool,
+    /// Whether its log is longer by a chunk where sweeps within appends do not free enough, so that whoever
+    /// appended owes one more behind the exchange that it was for.
+    pub(super) owes: bool,
 }
 
 /// Chunks that are read ahead at a time at most, where nearly all in them is garbage.
@@ -154,6 +155,8 @@ pub(super) struct Logs {
     hand: Apart<Cell>,
     /// So many chunks are used before anything is swept.
     enough: u64,
+    /// So many chunks are used before a sweep within an append is not enough.
+    plenty: u64,
     /// Logs do not grow while more than so many are used: the sweep needs some to put into what it
     /// keeps, or it could free none.
     room: u64,
@@ -195,7 +198,7 @@ fn is_empty(entry: u64) -> bool {
 impl Logs {
     /// `aged` says that ages will be asked for.
     pub(super) fn new(capacity: u32, aged: bool) -> Self {
-        let Bounds { enough, room, count } = sweep::bounds(capacity as usize);
+        let Bounds { enough, plenty, room, count } = sweep::bounds(capacity as usize);
         let end = |_| Ends {
             head: Apart(Cell::new(NIL)),
             skip: Cell::new(0),
@@ -209,6 +212,7 @@ impl Logs {
             used: Apart(Cell::new(0)),
             hand: Apart(Cell::new(link_to(NIL, 1))),
             enough,
+            plenty,
             room,
             placements: Apart(Cell::new(0)),
             counts: Groups::zeroed(if aged { count } else { 0 }),
@@ -292,12 +296,13 @@ impl Logs {
     ) -> Appended {
         let mut grew = false;
         loop {
+            let owes = grew && self.used.get() > self.plenty;
             let Some(ends) = self.ends(list) else {
-                return Appended { position: 0, grew };
+                return Appended { position: 0, owes };
             };
             let link = ends.tail.get();
             if let Some(position) = self.append_to(link, slot) {
-                return Appended { position, grew };
+                return Appended { position, owes };
             }
             grew |= self.grow(&ends.tail, link, list, worth);
         }
@@ -335,11 +340,9 @@ impl Logs {
             tail.replace(link, next & !MARK);
             return false;
         }
+        self.sweep(worth);
         if self.used.get() >= self.room {
-            self.sweep(worth);
-            if self.used.get() >= self.room {
-                return false;
-            }
+            return false;
         }
         let Some(fresh) = self.prepare_last(list) else {
             return false;

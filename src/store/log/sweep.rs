@@ -11,10 +11,12 @@
 //! part of a run itself, be it a run of one.
 //!
 //! What is undecided is kept. An entry that was appended for a touch counts only later, and the hole
-//! that a sweep would make of it could never be found again. Who pays does so behind the exchange that the
-//! chunk was for, and finishes what it meets (`Table::pay`), so that of a slot nothing is undecided but the
-//! places of touches that others have under way. Only where there is no room an append sweeps by itself, by
-//! the words as they are.
+//! that a sweep would make of it could never be found again. A sweep is part of an append, during which the
+//! appender's own slot is undecided, mostly, with all its earlier places: no matter where many slots are
+//! placed. Where one is placed over and over while others are not, nearly all there is are such places. So
+//! above a mark between where sweeps begin and where logs grow no more ([`Bounds::plenty`]), who made a log
+//! longer sweeps once more, behind the exchange that it was for, and finishes what it meets (`Table::pay`):
+//! of a slot nothing is undecided then but the places of touches that others have under way.
 //!
 //! # Bound
 //!
@@ -22,9 +24,9 @@
 //! each other and were looked at hold more than fits one, unless a run was as long as [`RUN`]. So of
 //! `n` chunks that a round began with, at most `2 * c + n / RUN` are left, and `n / LOOKS` were made
 //! meanwhile. Sweeping begins at `3 * c`, and the fixed point of this is below that; so never more than
-//! about `3.4 * c` chunks are used, 31 bytes for each resident, plus the ends of logs, one for each thread
-//! that stands before it pays, and a round more for a thread that was overtaken within a step and lost the
-//! hand its place.
+//! about `3.4 * c` chunks are used, 31 bytes for each resident, plus the ends of logs, and a round more
+//! for a thread that was overtaken within a step and lost the hand its place. Of few slots that are placed
+//! over and over there may be places up to the mark, `4 * c`.
 
 use arrayvec::ArrayVec;
 
@@ -52,6 +54,9 @@ const SWEEPERS: usize = CHUNKS_SPARE / 2;
 pub(super) struct Bounds {
     /// So many may be used before anything is swept.
     pub(super) enough: u64,
+    /// So many may be used before who sweeps within an append sweeps once more behind it. What other sweeps
+    /// are enough for stays below.
+    pub(super) plenty: u64,
     /// So many may be used before logs wait for the sweep, which they do themselves.
     pub(super) room: u64,
     /// So many there are.
@@ -62,7 +67,9 @@ pub(super) fn bounds(capacity: usize) -> Bounds {
     let full = capacity.div_ceil(ENTRIES);
     let enough = if cfg!(any(test, shuttle)) { 0 } else { SLACK * full + LISTS };
     let count = RESERVE * full + CHUNKS_SPARE;
-    Bounds { enough: enough as u64, room: (count - SWEEPERS) as u64, count }
+    let room = count - SWEEPERS;
+    let plenty = usize::midpoint(enough, room);
+    Bounds { enough: enough as u64, plenty: plenty as u64, room: room as u64, count }
 }
 
 /// An entry that is kept, and the count of its placement.

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
-use crate::store::log::{Appended, Chunk, NO_TAG};
+use crate::store::log::{Chunk, NO_TAG};
 use crate::store::word::Word;
 use crate::sync::park_at;
 use crate::types::{EvictionRank, MemoryKind};
@@ -26,9 +26,6 @@ impl Touched {
         };
         let appended = self.logs.append(FIRST, slot, &worth);
         self.places.borrow_mut()[slot as usize] = appended.position;
-        if appended.grew {
-            self.logs.sweep(&worth);
-        }
     }
 }
 
@@ -108,14 +105,10 @@ impl Ranked {
     }
 
     fn touch(&self, list: List, slot: u32) {
-        let Appended { position, grew } =
-            self.logs.append(list, slot, &|placed| self.worth(placed));
+        let position = self.logs.append(list, slot, &|placed| self.worth(placed)).position;
         assert!(position >> u32::BITS == 0, "a place is a list and a position");
         let place = u64::from(list.number()) << u32::BITS | position;
         self.places[slot as usize].store(place, Ordering::SeqCst);
-        if grew {
-            self.logs.sweep(&|placed| self.worth(placed));
-        }
     }
 
     /// Touches slots in lists as `random` has it, so that chunks go from one log to the other.
