@@ -24,7 +24,7 @@ use crate::engine_memory::{
 };
 use crate::support::{
     BINARY, Blocks, Counts, PATIENCE, TestProcess, assert_at_rest, assert_rank, is_lending,
-    namespace, node_id, read, save, until, write_script,
+    namespace, node_id, read, save, transport, until, write_script,
 };
 
 /// A cluster whose nodes find the stand-in where others find the driver.
@@ -35,6 +35,13 @@ pub(crate) fn cluster(standin: &StandIn) -> Cluster {
     let text = format!("#!/bin/sh\nLD_LIBRARY_PATH={} exec {BINARY} \"$@\"\n", directory.display());
     write_script(&script, &text);
     Cluster::new(script).unwrap()
+}
+
+/// A stand-in whose memory NICs can register; `None` where there is none, or no NIC.
+pub(crate) fn within_reach() -> Option<StandIn> {
+    let standin = StandIn::new().filter(|_| transport() == "verbs")?;
+    standin.control("set registrable 1");
+    Some(standin)
 }
 
 /// A GPU of this process: an engine has one, whatever else it does.
@@ -127,6 +134,16 @@ impl<'c> Engine<'c> {
     fn bytes(&self, block: BlockId) -> Vec<u8> {
         moved_bytes(self.image.mapping(), &self.layout, block, None)
     }
+}
+
+/// Publishes all blocks, which fill the first part of the engine's cache.
+pub(crate) fn publish(client: &Client, engine: &Engine<'_>, blocks: &Blocks) -> Vec<MovedBlock> {
+    let moved = at(blocks, |at| at);
+    engine.fill_all(blocks, &moved);
+    let published = engine.imported.publish(&namespace(), &moved, false).unwrap();
+    assert_eq!(published, vec![PublishOutcome::Stored; blocks.len()]);
+    assert!(client.flush(PATIENCE).unwrap());
+    moved
 }
 
 #[test]

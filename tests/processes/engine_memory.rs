@@ -100,6 +100,13 @@ impl<'c> Engine<'c> {
         moved_bytes(&self.cache, &self.layout, block, None)
     }
 
+    /// What lies in the cache are these blocks.
+    pub(crate) fn assert_bytes(&self, moved: &[MovedBlock], blocks: &Blocks) {
+        for (moved, want) in moved.iter().zip(&blocks.bytes) {
+            assert!(self.bytes(moved.block) == *want, "{moved:?}");
+        }
+    }
+
     /// How many bytes of the cache are not those that it began with.
     fn touched(&self) -> usize {
         let mut all = vec![0; CACHE_LEN];
@@ -176,9 +183,7 @@ fn travels(over: &[&str]) {
 
     let outcomes = reader.imported.load(&namespace(), &to, Source::Anywhere).unwrap();
     assert_eq!(loaded(&outcomes, BlockOrigin::Fetched), blocks.len(), "{outcomes:?}");
-    for (moved, want) in to.iter().zip(&blocks.bytes) {
-        assert!(reader.bytes(moved.block) == *want, "{moved:?}");
-    }
+    reader.assert_bytes(&to, &blocks);
     let ours = blocks.bytes.iter().flatten().filter(|byte| **byte != 0xee).count();
     assert_eq!(reader.touched(), ours, "bytes beside the blocks were written");
     // One step at the source; the copy has the rank that the source had before it.

@@ -11,6 +11,7 @@ use kvrail::protocol::door::Source;
 use kvrail::protocol::door::stat::{GpuWayStat, PoolStat, StatReport};
 
 use crate::cuda_standin::StandIn;
+use crate::engine_gpu::within_reach;
 use crate::support::{
     BINARY, Blocks, Counts, IMPATIENT, PATIENCE, assert_at_rest, assert_rank, cluster, namespace,
     node_id, ranks, read, save, transport, until,
@@ -104,11 +105,7 @@ fn blocks_land_in_gpu_memory_and_are_served_from_there() {
 
 #[test]
 fn what_cards_write_into_gpu_memory_is_flushed_before_it_is_looked_at() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster();
     let registry = cluster.registry("registry", &[]).unwrap();
     let a = node(&cluster, "A", &registry, &[]);

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use kvrail::cli::cluster::Process;
+use kvrail::cli::cluster::{Cluster, Process};
 use kvrail::client::{Client, ClientError};
 use kvrail::layout::BlockId;
 use kvrail::memory::Mapping;
@@ -43,7 +43,7 @@ pub(crate) fn publish(engine: &Engine<'_>, client: &Client, moved: &[MovedBlock]
     assert!(client.flush(PATIENCE).unwrap());
 }
 
-fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> String {
+pub(crate) fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> String {
     match result {
         Err(ClientError::Refused { sentence }) => sentence,
         other => panic!("{other:?}"),
@@ -71,9 +71,7 @@ fn travels(over: &[&str]) {
 
     let outcomes = reader.imported.load(&namespace(), &to, Source::Anywhere).unwrap();
     assert_eq!(loaded(&outcomes, BlockOrigin::Fetched), blocks.len(), "{outcomes:?}");
-    for (moved, want) in to.iter().zip(&blocks.bytes) {
-        assert!(reader.bytes(moved.block) == *want, "{moved:?}");
-    }
+    reader.assert_bytes(&to, &blocks);
     assert_rank(&at_prefill, &blocks, 2);
     assert_rank(&at_decode, &blocks, 1);
     let all = Counts::all_ready(blocks.len());
@@ -211,16 +209,21 @@ fn blocks_that_are_taken_back_and_overwritten_while_peers_read_are_never_read_wr
     }
 }
 
-#[test]
-fn a_reader_that_hangs_is_cut_off_and_the_engine_has_its_blocks_back() {
-    let cluster = cluster();
+/// A registry, a holder, and a reader that stops with its READs under way, or done and not told.
+fn holder_and_hanging_reader(cluster: &Cluster) -> (Process, Process, Process) {
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;
     let holder = cluster.node("holder", address, &[]).unwrap();
-    // It stops with its READs under way, or done and not told.
-    let hanging = ["--fault", "stop:posted"];
-    let reader = cluster.node("reader", address, &[&IMPATIENT[..], &hanging].concat()).unwrap();
-    let other = cluster.node("other", address, &[]).unwrap();
+    let hanging = [&IMPATIENT[..], &["--fault", "stop:posted"]].concat();
+    let reader = cluster.node("reader", address, &hanging).unwrap();
+    (registry, holder, reader)
+}
+
+#[test]
+fn a_reader_that_hangs_is_cut_off_and_the_engine_has_its_blocks_back() {
+    let cluster = cluster();
+    let (registry, holder, reader) = holder_and_hanging_reader(&cluster);
+    let other = cluster.node("other", registry.addresses().unwrap().listen, &[]).unwrap();
     let (at_holder, at_reader, at_other) =
         (holder.client().unwrap(), reader.client().unwrap(), other.client().unwrap());
     let writer = Engine::new(&at_holder, &by_layers());
@@ -377,11 +380,7 @@ fn nothing_stays_of_an_engine_that_is_killed_while_peers_read_its_memory() {
 #[test]
 fn a_hanging_reader_keeps_no_memory_of_a_killed_engine() {
     let cluster = cluster();
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let holder = cluster.node("holder", address, &[]).unwrap();
-    let hanging = ["--fault", "stop:posted"];
-    let reader = cluster.node("reader", address, &[&IMPATIENT[..], &hanging].concat()).unwrap();
+    let (_registry, holder, reader) = holder_and_hanging_reader(&cluster);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let kept = blocks("kept");
     let mut engine = engine_process(&holder, "kept", None);
@@ -404,12 +403,8 @@ fn a_hanging_reader_keeps_no_memory_of_a_killed_engine() {
 #[test]
 fn an_engine_that_comes_back_with_its_memory_waits_for_its_last_readers() {
     let cluster = cluster();
-    let registry = cluster.registry("registry", &[]).unwrap();
-    let address = registry.addresses().unwrap().listen;
-    let holder = cluster.node("holder", address, &[]).unwrap();
-    let hanging = ["--fault", "stop:posted"];
-    let reader = cluster.node("reader", address, &[&IMPATIENT[..], &hanging].concat()).unwrap();
-    let other = cluster.node("other", address, &[]).unwrap();
+    let (registry, holder, reader) = holder_and_hanging_reader(&cluster);
+    let other = cluster.node("other", registry.addresses().unwrap().listen, &[]).unwrap();
     let (at_holder, at_reader, at_other) =
         (holder.client().unwrap(), reader.client().unwrap(), other.client().unwrap());
     let (cache, kept, next) = (cache(), blocks("kept"), blocks("after it came back"));

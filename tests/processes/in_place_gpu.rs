@@ -10,7 +10,7 @@ use kvrail::cuda::{Event, Stream};
 use kvrail::protocol::door::{EngineEvent, MovedBlock, PublishOutcome, Source};
 
 use crate::cuda_standin::StandIn;
-use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first};
+use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first, publish, within_reach};
 use crate::engine_memory::{BLOCK, at, blocks, by_layers};
 use crate::support::{
     Blocks, Counts, PATIENCE, TestProcess, assert_at_rest, assert_rank, holder_and_reader,
@@ -53,11 +53,7 @@ fn gpu_memory_that_no_card_reaches_is_not_published_and_the_sentence_says_why() 
 
 #[test]
 fn peers_read_gpu_memory_where_it_lies_behind_the_engines_event() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster(&standin);
     let (_registry, holder, reader) = holder_and_reader(&cluster, &APART);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
@@ -140,21 +136,14 @@ pub(crate) fn assert_lost(
 
 #[test]
 fn a_gpu_that_only_engines_use_takes_what_is_published_there_along_when_it_is_lost() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster(&standin);
     let (_registry, holder, reader) = holder_and_reader(&cluster, &APART);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
     let gpu = Gpu::new(standin.library());
     let engine = Engine::new(&at_holder, &gpu, (By::Handle, &by_layers()));
     let (published, host) = (blocks("on a lost GPU"), Blocks::small("in host memory"));
-    let moved = at(&published, |at| at);
-    engine.fill_all(&published, &moved);
-    let outcomes = engine.imported.publish(&namespace(), &moved, false).unwrap();
-    assert_eq!(outcomes, vec![PublishOutcome::Stored; published.len()]);
+    let moved = publish(&at_holder, &engine, &published);
     save(&at_holder, &host);
     standin.control("set registrable 1\ncuMemcpy2DAsync_v2 fail 719");
     let unsaved = at(&Blocks::new("unsaved", 4, BLOCK), |at| 16 + at);
@@ -204,11 +193,7 @@ fn an_engine_for_ever() {
 
 #[test]
 fn a_killed_engines_gpu_memory_is_closed_once_no_card_reads_it() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster(&standin);
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;

@@ -6,17 +6,17 @@
 use std::process::Command;
 
 use kvrail::client::Client;
-use kvrail::protocol::door::{PublishOutcome, Source};
+use kvrail::protocol::door::Source;
 use rustix::process::Signal;
 
 use crate::cuda_standin::StandIn;
-use crate::engine_gpu::{By, Engine, Gpu, cluster};
-use crate::engine_memory::{at, blocks, by_layers};
+use crate::engine_gpu::{By, Engine, Gpu, cluster, publish, within_reach};
+use crate::engine_memory::{blocks, by_layers};
 use crate::gpu_over_shm::CANNOT_BE_MAPPED;
 use crate::shared_memory::{AUTO, transports};
 use crate::support::{
-    BINARY, Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, holder_and_reader, is_lending,
-    namespace, node_id, read, save, transport, try_read, until, until_stopped,
+    BINARY, Blocks, Counts, assert_at_rest, assert_rank, holder_and_reader, is_lending, node_id,
+    read, save, try_read, until, until_stopped,
 };
 
 /// What a node says of shared memory.
@@ -33,22 +33,14 @@ fn blamed(client: &Client) -> Vec<String> {
 /// An engine's GPU memory, with all of these blocks published in it.
 fn published<'c>(client: &'c Client, gpu: &'c Gpu, blocks: &Blocks) -> Engine<'c> {
     let engine = Engine::new(client, gpu, (By::Handle, &by_layers()));
-    let moved = at(blocks, |at| at);
-    engine.fill_all(blocks, &moved);
-    let published = engine.imported.publish(&namespace(), &moved, false).unwrap();
-    assert_eq!(published, vec![PublishOutcome::Stored; blocks.len()]);
-    assert!(client.flush(PATIENCE).unwrap());
+    publish(client, &engine, blocks);
     engine
 }
 
 /// Nodes of one host, told nothing of how to reach each other.
 #[test]
 fn shared_memory_makes_way_for_gpu_memory_and_comes_back() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster(&standin);
     let (registry, holder, reader) = holder_and_reader(&cluster, &AUTO);
     let address = registry.addresses().unwrap().listen;
@@ -135,11 +127,7 @@ fn copies_of_gpu_memory_go_over_shared_memory() {
 
 #[test]
 fn reads_that_shared_memory_leaves_undone_are_done_over_the_nics() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster(&standin);
     let registry = cluster.registry("registry", &[]).unwrap();
     let address = registry.addresses().unwrap().listen;

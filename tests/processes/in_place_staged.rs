@@ -4,12 +4,12 @@
 
 use kvrail::cli::cluster::{Cluster, Process};
 use kvrail::client::Client;
-use kvrail::layout::BlockId;
-use kvrail::protocol::door::{MovedBlock, PublishOutcome, Source};
+use kvrail::protocol::door::Source;
 
 use crate::cuda_standin::StandIn;
-use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory};
+use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, publish};
 use crate::engine_memory::{BLOCK, at, blocks, by_blocks, by_layers};
+use crate::in_place::numbers;
 use crate::in_place_gpu::{assert_lost, engine_process};
 use crate::support::{
     Blocks, Counts, PATIENCE, assert_at_rest, assert_rank, is_lending, namespace, node_id, read,
@@ -29,22 +29,8 @@ fn pair(cluster: &Cluster, arguments: &[&str]) -> (Process, Process, Process) {
     (registry, holder, reader)
 }
 
-/// Publishes all blocks, which fill the first part of the engine's cache.
-fn publish(client: &Client, engine: &Engine<'_>, blocks: &Blocks) -> Vec<MovedBlock> {
-    let moved = at(blocks, |at| at);
-    engine.fill_all(blocks, &moved);
-    let published = engine.imported.publish(&namespace(), &moved, false).unwrap();
-    assert_eq!(published, vec![PublishOutcome::Stored; blocks.len()]);
-    assert!(client.flush(PATIENCE).unwrap());
-    moved
-}
-
-fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
-    moved.iter().map(|moved| moved.block).collect()
-}
-
 /// Nothing of an engine is left at a node.
-fn until_closed(at_node: &Client, node: &Process, before: usize) {
+pub(crate) fn until_closed(at_node: &Client, node: &Process, before: usize) {
     until("all of it is taken back", || at_node.stat().unwrap().in_place.layouts.is_empty());
     until("its memory is closed", || device_memory(node) == before);
 }

@@ -7,22 +7,19 @@ use std::thread;
 use kvrail::cli::cluster::Process;
 use kvrail::client::{Client, ClientError};
 use kvrail::layout::BlockId;
-use kvrail::protocol::door::{BlockOrigin, LoadOutcome, MovedBlock, PublishOutcome, Source};
+use kvrail::protocol::door::{BlockOrigin, LoadOutcome, MovedBlock, Source};
 use rustix::process::Signal;
 
 use crate::engine_memory::{BLOCKS, Engine, at, blocks, by_blocks, by_layers, caches};
+use crate::in_place::{numbers, publish, refusal};
 use crate::support::{
     Blocks, Counts, IMPATIENT, OVER_SHM, PATIENCE, TestProcess, assert_at_rest,
     assert_at_rest_over, assert_rank, cluster, holder_and_reader, namespace, node_id, read, save,
     stop, transport, until,
 };
 
-fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
-    moved.iter().map(|moved| moved.block).collect()
-}
-
 /// How many blocks landed in place, and how many were copied.
-fn loaded(outcomes: &[LoadOutcome]) -> (usize, usize) {
+pub(crate) fn loaded(outcomes: &[LoadOutcome]) -> (usize, usize) {
     let count = |wanted| {
         let is = |it: &&LoadOutcome| matches!(it, LoadOutcome::Loaded { in_place, .. } if *in_place == wanted);
         outcomes.iter().filter(is).count()
@@ -37,19 +34,6 @@ fn held(client: &Client) -> (u64, bool) {
     (stat.in_place.blocks, empty)
 }
 
-fn assert_bytes(engine: &Engine<'_>, moved: &[MovedBlock], blocks: &Blocks) {
-    for (moved, want) in moved.iter().zip(&blocks.bytes) {
-        assert!(engine.bytes(moved.block) == *want, "{moved:?}");
-    }
-}
-
-fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> String {
-    match result {
-        Err(ClientError::Refused { sentence }) => sentence,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn travels(over: &[&str]) {
     let cluster = cluster();
     let (registry, source, reader) = holder_and_reader(&cluster, over);
@@ -58,24 +42,18 @@ fn travels(over: &[&str]) {
         (source.client().unwrap(), reader.client().unwrap(), third.client().unwrap());
     // One half lies in a pool of the source, the other half in an engine's memory there.
     let all = blocks("straight into a layout");
-    let part = |from: usize| Blocks {
-        hashes: all.hashes[from..from + 8].to_vec(),
-        bytes: all.bytes[from..from + 8].to_vec(),
-    };
-    let (pooled, lying) = (part(0), part(8));
+    let (pooled, lying) = (all.part(0..8), all.part(8..16));
     let writer = Engine::new(&at_source, &by_layers());
     save(&at_source, &pooled);
     let from = at(&lying, |at| BLOCKS - 1 - at);
     writer.fill_all(&lying, &from);
-    let outcomes = writer.imported.publish(&namespace(), &from, false).unwrap();
-    assert_eq!(outcomes, vec![PublishOutcome::Stored; 8]);
-    assert!(at_source.flush(PATIENCE).unwrap());
+    publish(&writer, &at_source, &from);
 
     let engine = Engine::new(&at_reader, &by_blocks());
     let to = at(&all, |at| (at * 5 + 2) % BLOCKS);
     let outcomes = engine.imported.load_in_place(&namespace(), &to, Source::Anywhere).unwrap();
     assert_eq!(loaded(&outcomes), (16, 0), "{outcomes:?}");
-    assert_bytes(&engine, &to, &all);
+    engine.assert_bytes(&to, &all);
     assert_eq!(held(&at_reader), (16, true), "no pool has a copy");
     // One step at the source; the copy has the rank that the source had before it.
     assert_rank(&at_source, &all, 2);
@@ -95,7 +73,7 @@ fn travels(over: &[&str]) {
     assert_eq!(read(&at_reader, &pooled, Source::Anywhere), Counts::all_ready(8));
     let outcomes = engine.imported.load_in_place(&namespace(), &to, Source::Anywhere).unwrap();
     assert_eq!(loaded(&outcomes), (8, 8), "{outcomes:?}");
-    assert_bytes(&engine, &to, &all);
+    engine.assert_bytes(&to, &all);
     assert_eq!(engine.imported.withdraw(&numbers(&to)).unwrap(), 8);
     let by = if over.is_empty() { transport() } else { "shm" };
     assert_at_rest_over(by, "source", &at_source);
@@ -124,8 +102,7 @@ fn each_block_of_a_load_has_its_own_end() {
     let [lies, breaks] = [(&good, 0), (&wrong, 8)].map(|(set, first)| {
         let moved = at(set, |at| first + at)[..8].to_vec();
         writer.fill_all(set, &moved);
-        let outcomes = writer.imported.publish(&namespace(), &moved, false).unwrap();
-        assert_eq!(outcomes, vec![PublishOutcome::Stored; 8]);
+        publish(&writer, &at_holder, &moved);
         moved
     });
     save(&at_holder, &short);
@@ -276,7 +253,7 @@ fn memory_that_reads_may_land_in_stays_after_its_engine_until_they_have_ended() 
         next.imported.withdraw(&numbers(&moved)).unwrap();
         landed == 16
     });
-    assert_bytes(&next, &moved, &all);
+    next.assert_bytes(&moved, &all);
     assert_at_rest("holder", &at_holder);
     assert_at_rest("reader", &at_reader);
 }

@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 
 use kvrail::cli::cluster::{Cluster, Process};
 use kvrail::client::Client;
-use kvrail::layout::BlockId;
 use kvrail::protocol::door::stat::InPlaceStat;
-use kvrail::protocol::door::{LoadOutcome, MovedBlock, PublishOutcome, Source};
+use kvrail::protocol::door::{LoadOutcome, MovedBlock, Source};
 
 use crate::cuda_standin::StandIn;
-use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first};
+use crate::engine_gpu::{By, Engine, Gpu, cluster, device_memory, first, publish, within_reach};
 use crate::engine_memory::{BLOCK, at, blocks, by_blocks, by_layers};
-use crate::in_place::{Left, connect};
+use crate::in_place::{Left, connect, numbers};
+use crate::in_place_staged::until_closed;
+use crate::load_in_place::loaded;
 use crate::nics::{Lost, setting};
 use crate::support::{
     Blocks, Counts, IMPATIENT, PATIENCE, TestProcess, assert_at_rest, assert_rank, metric,
@@ -35,27 +36,8 @@ fn pair(cluster: &Cluster, reader: &[&str]) -> (Process, Process, Process) {
     (registry, holder, reader)
 }
 
-fn numbers(moved: &[MovedBlock]) -> Vec<BlockId> {
-    moved.iter().map(|moved| moved.block).collect()
-}
-
-/// How many blocks landed in place, and how many were copied.
-fn loaded(outcomes: &[LoadOutcome]) -> (usize, usize) {
-    let count = |wanted| {
-        let is = |it: &&LoadOutcome| matches!(it, LoadOutcome::Loaded { in_place, .. } if *in_place == wanted);
-        outcomes.iter().filter(is).count()
-    };
-    (count(true), count(false))
-}
-
 fn in_place(client: &Client) -> InPlaceStat {
     client.stat().unwrap().in_place
-}
-
-/// Nothing of an engine is left at a node.
-fn until_closed(at_node: &Client, node: &Process, before: usize) {
-    until("all of it is taken back", || in_place(at_node).layouts.is_empty());
-    until("its memory is closed", || device_memory(node) == before);
 }
 
 /// What an engine loads that wants it in place, and what the node says of that: the only layout, if one is
@@ -108,11 +90,7 @@ fn where_no_card_reaches_gpu_memory_loads_are_copied_and_the_node_says_why() {
 
 #[test]
 fn without_a_gpu_of_its_own_a_node_verifies_nothing_that_lands_in_one() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let stat = copied(&standin, &WITHOUT_GPU);
     let [layout] = &stat.layouts[..] else { panic!("{stat:?}") };
     assert_eq!(layout.way, "direct");
@@ -140,19 +118,11 @@ fn what_peers_hold_lands_in_gpu_memory() {
     for (by, name) in [(By::Handle, "by handle"), (By::Descriptor, "by descriptor")] {
         // One half lies in the holder's host pool, the other one on its GPU, as an engine has it.
         let all = blocks(name);
-        let part = |from: usize| Blocks {
-            hashes: all.hashes[from..from + 8].to_vec(),
-            bytes: all.bytes[from..from + 8].to_vec(),
-        };
-        let (pooled, lying) = (part(0), part(8));
+        let (pooled, lying) = (all.part(0..8), all.part(8..16));
         let (at_source, at_sink) = (holder.client().unwrap(), reader.client().unwrap());
         let writer = Engine::new(&at_source, &gpu, (by, &by_layers()));
         save(&at_holder, &pooled);
-        let from = at(&lying, |at| at);
-        writer.fill_all(&lying, &from);
-        let published = writer.imported.publish(&namespace(), &from, false).unwrap();
-        assert_eq!(published, vec![PublishOutcome::Stored; 8]);
-        assert!(at_source.flush(PATIENCE).unwrap());
+        publish(&at_source, &writer, &lying);
 
         let engine = Engine::new(&at_sink, &gpu, (by, &by_blocks()));
         let to = at(&all, |at| (at * 5 + 2) % crate::engine_memory::BLOCKS);
@@ -200,11 +170,7 @@ fn what_peers_hold_lands_in_gpu_memory() {
 
 #[test]
 fn a_gpu_that_is_lost_in_mid_load_fails_its_blocks_and_the_node_goes_on() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster(&standin);
     let (_registry, holder, reader) = pair(&cluster, &WITH_GPU);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());
@@ -288,11 +254,7 @@ const VISITS: usize = 50;
 
 #[test]
 fn engines_that_load_into_gpu_memory_leave_nothing_behind() {
-    let Some(standin) = StandIn::new() else { return };
-    if transport() != "verbs" {
-        return;
-    }
-    standin.control("set registrable 1");
+    let Some(standin) = within_reach() else { return };
     let cluster = cluster(&standin);
     let (_registry, holder, reader) = pair(&cluster, &WITH_GPU);
     let (at_holder, at_reader) = (holder.client().unwrap(), reader.client().unwrap());

@@ -159,6 +159,11 @@ impl Blocks {
         Self { hashes, bytes }
     }
 
+    /// Those in this range.
+    pub(crate) fn part(&self, range: std::ops::Range<usize>) -> Self {
+        Self { hashes: self.hashes[range.clone()].to_vec(), bytes: self.bytes[range].to_vec() }
+    }
+
     /// Small ones: enough for several of everything.
     pub(crate) fn small(name: &str) -> Self {
         Self::new(name, 16, 16 << 10)

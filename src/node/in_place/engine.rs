@@ -23,7 +23,7 @@ use crate::runtime::data::{DataHandle, Stopped};
 use crate::runtime::door::{Imported, InPlace};
 use crate::runtime::in_place::{NotRegistered, ServedLayout};
 use crate::sync::{Mutex, lock};
-use crate::types::{BlockKey, Extent, Namespace, PoolId, ResidentId};
+use crate::types::{BlockKey, Namespace, PoolId, ResidentId};
 
 /// Why nothing is published on a GPU that is lost.
 pub(super) const LOST: &str = "the GPU that this layout lies on is lost to the node, and nothing can be published \
@@ -72,6 +72,14 @@ pub struct Opened {
     stored_before: u64,
 }
 
+impl Published {
+    /// Peers read this resident there from now on.
+    pub(super) fn enter(&mut self, block: BlockId, key: BlockKey, resident: ResidentId) {
+        self.blocks.insert(block, (key, resident));
+        self.open.published.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 impl State {
     /// Why these blocks cannot be published.
     fn conflict(&self, id: LayoutId, blocks: &[(BlockId, BlockKey)]) -> Option<String> {
@@ -109,9 +117,7 @@ impl Engine {
 
 /// The GPUs that a layout lies on.
 fn gpus(imported: &Imported) -> BTreeSet<DeviceUuid> {
-    let tensors = imported.layout.tensors().iter();
-    let memory = tensors.filter_map(|it| imported.memory.get(usize::from(it.allocation.0)));
-    memory.filter_map(|memory| memory.device()).collect()
+    imported.lies().flatten().filter_map(|memory| memory.device()).collect()
 }
 
 /// A layout as the data thread has it: by its numbers, and with the regions of the allocations that it
@@ -291,12 +297,10 @@ impl Inner {
         {
             return PublishOutcome::Refused;
         }
-        let len = layout.open.imported.layout.block_bytes();
-        let extent = Extent { pool: layout.pool, offset: block.block.0.into(), len };
+        let extent = layout.place(block.block);
         let admitted = self.residency.admit_in_place(key, extent, block.checksum);
         if let Admitted::Stored(found) = &admitted {
-            layout.blocks.insert(block.block, (key, found.id));
-            layout.open.published.fetch_add(1, Ordering::Relaxed);
+            layout.enter(block.block, key, found.id);
         }
         self.outcome(&key, &admitted, (stored_before, pulled))
     }

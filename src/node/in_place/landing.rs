@@ -12,7 +12,6 @@
 //! stays.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::engine::{LOST, Published};
@@ -26,7 +25,7 @@ use crate::types::{BlockKey, Extent, Namespace};
 
 impl Published {
     /// Where a block lies, as extents name it.
-    fn place(&self, block: BlockId) -> Extent {
+    pub(super) fn place(&self, block: BlockId) -> Extent {
         let len = self.open.imported.layout.block_bytes();
         Extent { pool: self.pool, offset: block.0.into(), len }
     }
@@ -64,8 +63,7 @@ impl Published {
             if let AcquireOutcome::Ready(held) = outcome
                 && held.extent == self.place(*block)
             {
-                self.blocks.insert(*block, (*key, held.hold));
-                self.open.published.fetch_add(1, Ordering::Relaxed);
+                self.enter(*block, *key, held.hold);
                 landed.push(at);
             }
         }

@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::layout::{BlockId, Layout, Segment};
+use crate::layout::{AllocationId, BlockId, Layout, Segment};
 use crate::memory::{Checksum, EngineMemory, ImportError, Mapping, Owner};
 use crate::protocol::door::{
     AcquireOutcome, EvictedBlock, LayoutId, ListEntry, MemorySource, MovedBlock, PublishOutcome,
@@ -61,12 +61,15 @@ pub struct Imported {
 }
 
 impl Imported {
+    /// The memory that each tensor lies in; `None` for an allocation that there is not.
+    pub fn lies(&self) -> impl Iterator<Item = Option<&dyn EngineMemory>> {
+        let memory = |at: AllocationId| self.memory.get(usize::from(at.0)).map(|memory| &**memory);
+        self.layout.tensors().iter().map(move |tensor| memory(tensor.allocation))
+    }
+
     /// Whether all of the layout lies in memory like this.
     pub fn lies_in(&self, like: impl Fn(&dyn EngineMemory) -> bool) -> bool {
-        self.layout.tensors().iter().all(|tensor| {
-            let memory = self.memory.get(usize::from(tensor.allocation.0));
-            memory.is_some_and(|memory| like(&**memory))
-        })
+        self.lies().all(|memory| memory.is_some_and(&like))
     }
 
     /// The checksum of the logical bytes of a block where they lie; `None` where they are not in host
